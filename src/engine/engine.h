@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the folders above the engine use beside shoal/engine.h: one asynchronous operation without a batch, the shared
+ * loop, endpoint and metadata connection, and membership. */
+#ifndef SHOAL_ENGINE_ENGINE_H
+#define SHOAL_ENGINE_ENGINE_H
+
+#include <shoal/engine.h>
+
+#include "base/buf.h"
+#include "base/call.h"
+#include "base/list.h"
+#include "loop/loop.h"
+#include "meta/meta.h"
+#include "transport/endpoint.h"
+
+/* Loop 0: endpoint, control connections, swarm scheduling and (on small machines) data. */
+struct loop *engine_loop(struct shoal_engine *engine);
+struct endpoint *engine_endpoint(struct shoal_engine *engine);
+struct meta *engine_meta(struct shoal_engine *engine);
+const char *engine_address(const struct shoal_engine *engine); /* "ip:port" as advertised */
+uint64_t engine_instance(const struct shoal_engine *engine);
+
+/* --- segments without a metadata request --- */
+
+/* Handle to a peer whose address and instance are known already (a source entry has them). Never blocks. */
+enum shoal_status engine_segment_create(struct shoal_engine *engine, const char *server_name, const char *address,
+                                        uint64_t instance, struct shoal_segment **segment_out,
+                                        struct shoal_error *error);
+/* Fails every pending operation of the segment's peer with CANCELED and closes its connections. Any thread. */
+void engine_segment_abort(struct shoal_segment *segment);
+
+/* --- one asynchronous operation --- */
+
+/* Embedded in the caller's object. The caller sets the first block, then engine_submit; until done has run the engine owns
+ * it. done runs exactly once, on loop 0, never from inside engine_submit or engine_op_cancel; when it runs, nothing
+ * reads or writes the local memory any more. status OK, INVALID_ARGUMENT (range, key, permission: local or remote, see
+ * message), CANCELED, TIMED_OUT (no progress), UNREACHABLE (connect failed or lost), IO (memory unreadable), PROTOCOL. */
+struct engine_op {
+    enum shoal_op op;
+    struct shoal_segment *segment; /* borrowed until done */
+    void *local;                   /* the local range must be registered with the engine */
+    uint64_t remote_addr, remote_key, len_bytes;
+    void (*done)(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
+    void *arg;
+
+    uint64_t transferred_bytes; /* set before done */
+    /* private to engine and transport */
+    struct list_node node;
+    struct loop_task task;
+    void *private_data[4];
+    uint64_t id;
+    int state;
+    enum shoal_status status;
+    struct shoal_error *error; /* owned by the engine; NULL without detail */
+    struct memory_region *local_region;
+};
+/* Any thread; from loop 0 without a thread hop when the connection lives there. Never fails: a failure is reported by
+ * done. Starts at once or queues inside the connection's bounds. */
+void engine_submit(struct shoal_engine *engine, struct engine_op *op);
+/* Asks for an early end; done still runs (CANCELED or the real outcome). Loop 0 only; op must not be done. */
+void engine_op_cancel(struct shoal_engine *engine, struct engine_op *op);
+
+/* --- membership --- */
+
+/* The node's lease and its keys live in a thread of the engine: it keeps the lease alive and, when the lease was lost (node
+ * stopped, metadata service restarted empty), makes a new one, claims the node key again and tells the listener to publish
+ * its keys under it. */
+struct membership_listener {
+    /* On the membership thread, may block up to call's deadline. Publishes every key under lease. An error makes membership
+     * repeat it with backoff. */
+    enum shoal_status (*publish)(void *arg, int64_t lease, const struct call *call, struct shoal_error *error);
+    void *arg;
+};
+/* listener NULL: removes; when it returns publish is not running. */
+void engine_set_membership_listener(struct shoal_engine *engine, const struct membership_listener *listener);
+/* Current lease for new keys; 0 while there is none (metadata service down since the lease was lost). Any thread. */
+int64_t engine_lease(struct shoal_engine *engine);
+/* A meta_txn with engine_lease() said NOT_FOUND (lease lost): makes membership renew at once. Any thread. */
+void engine_lease_lost(struct shoal_engine *engine, int64_t lease);
+
+/* Prometheus text: shoal_engine_*, shoal_transport_*, shoal_meta_*. false: out of memory or bound reached. */
+bool engine_metrics(struct shoal_engine *engine, struct buf *out);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Registered memory of one node: reference-counted regions that peers may access, and pins that keep a region from being
+ * released while bytes move. Used from every thread; one mutex (RANK_MEMORY), never held over I/O. */
+#ifndef SHOAL_TRANSPORT_MEMORY_H
+#define SHOAL_TRANSPORT_MEMORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <shoal/engine.h>
+#include <shoal/status.h>
+
+struct memory_table;
+struct memory_region;
+
+enum shoal_status memory_table_create(struct memory_table **out, struct shoal_error *error);
+void memory_table_destroy(struct memory_table *table); /* no region may be left; NULL is allowed */
+
+enum shoal_status memory_register(struct memory_table *table, void *addr, uint64_t len, const char *location,
+                                  unsigned access, uint64_t *key_out, struct shoal_error *error);
+
+/* Drops a reference. With the last one: no new pins; waits up to grace_ms for pins to go; then calls evict (which makes
+ * the transports drop the connections that hold pins of the region) and waits until all are gone. */
+enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint64_t len, int64_t grace_ms,
+                                    void (*evict)(void *arg, struct memory_region *region), void *arg,
+                                    struct shoal_error *error);
+
+/* Pins the region that covers [addr, addr+len) if it grants access (0: a local use) and key matches (0: any). NULL: refused;
+ * reason_out says why (static text). */
+struct memory_region *memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key,
+                                 unsigned access, const char **reason_out);
+void memory_unpin(struct memory_table *table, struct memory_region *region);
+/* A remote access found the memory unreadable (a mapped file shrank): later remote pins are refused. */
+void memory_mark_faulty(struct memory_table *table, struct memory_region *region);
+bool memory_is_dying(struct memory_table *table, const struct memory_region *region);
+const char *memory_location(const struct memory_region *region);
+
+uint64_t memory_registered_bytes(struct memory_table *table);
+
+#endif

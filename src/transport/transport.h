@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table that every transport implements, and the registry that finds one by name. A transport moves bytes between a
+ * local range and the registered memory of one peer; everything else (segments, batches, choice) is the engine's.
+ *
+ * Threads: all functions run on loop 0 of the engine unless said otherwise. */
+#ifndef SHOAL_TRANSPORT_TRANSPORT_H
+#define SHOAL_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <shoal/engine.h>
+#include <shoal/status.h>
+
+#include "base/buf.h"
+#include "base/list.h"
+#include "loop/loop.h"
+#include "transport/endpoint.h"
+#include "transport/memory.h"
+
+enum transport_caps {
+    TRANSPORT_CAP_READ = 1,
+    TRANSPORT_CAP_WRITE = 2,
+    TRANSPORT_CAP_CANCEL = 4,  /* cancel ends a request before its data has passed */
+    TRANSPORT_CAP_NOTIFY = 8,
+    TRANSPORT_CAP_REMOTE = 16, /* reaches other hosts */
+};
+
+struct transport;      /* one instance per engine */
+struct transport_peer; /* one remote node */
+
+/* One transfer; embedded in the engine's operation. done runs exactly once on loop 0, never from inside submit or cancel.
+ * When it runs, no thread touches local any more. */
+struct transport_request {
+    enum shoal_op op;
+    void *local;
+    uint64_t remote_addr, remote_key, len_bytes;
+    void (*done)(struct transport_request *request, enum shoal_status status, const struct shoal_error *error);
+    void *arg;
+    uint64_t transferred_bytes;
+    /* private to the transport until done */
+    struct list_node node;
+    struct loop_task task;
+    void *link;
+    uint64_t id;
+    int64_t deadline_ms;
+    unsigned state;
+    enum shoal_status status;
+    struct shoal_error *error;
+};
+
+/* What an instance gets from its engine; borrowed for its life. */
+struct transport_env {
+    struct loop *loop;              /* loop 0 */
+    struct loop *const *data_loops; /* data_loops[0] may be loop 0 */
+    unsigned data_loop_count;
+    struct endpoint *endpoint;
+    struct memory_table *memory;    /* what peers may access */
+    int64_t connect_timeout_ms, progress_timeout_ms;
+    /* A notification came in; may be called on any data loop. false: no receiver. */
+    bool (*notify)(void *arg, const char *peer, const char *name, const void *message, size_t len);
+    void *notify_arg;
+    const char *args;               /* of install_transport; may be NULL */
+};
+
+struct transport_ops {
+    const char *name;
+    unsigned caps; /* enum transport_caps */
+    enum shoal_status (*create)(const struct transport_env *env, struct transport **out, struct shoal_error *error);
+    /* Ends everything: all requests are done, all peers gone when it returns. Not on a loop thread. */
+    void (*destroy)(struct transport *transport);
+    /* Whether this transport reaches the peer; cheap. */
+    bool (*is_reachable)(struct transport *transport, const char *address, uint64_t instance);
+    /* Never blocks and connects lazily. */
+    enum shoal_status (*peer_open)(struct transport *transport, const char *name, const char *address,
+                                   uint64_t instance, struct transport_peer **out, struct shoal_error *error);
+    /* Its requests end with CANCELED, soon. */
+    void (*peer_close)(struct transport_peer *peer);
+    void (*submit)(struct transport_peer *peer, struct transport_request *request);
+    void (*cancel)(struct transport_peer *peer, struct transport_request *request);
+    /* Ends every request of the peer with CANCELED and drops its connections; the peer stays usable. */
+    void (*peer_abort)(struct transport_peer *peer);
+    /* fn as in done. */
+    enum shoal_status (*notify)(struct transport_peer *peer, const char *name, const void *message, size_t len,
+                                void (*fn)(void *arg, enum shoal_status status, const struct shoal_error *error),
+                                void *arg, struct shoal_error *error);
+    bool (*metrics)(struct transport *transport, struct buf *out); /* Prometheus text; any thread */
+};
+
+/* NULL: unknown. The registry checks each table once and fills optional entries with defaults that say UNSUPPORTED. */
+const struct transport_ops *transport_find(const char *name);
+/* NULL-terminated list of names, for messages. */
+const char *const *transport_names(void);
+/* For test doubles and later backends; the table must be static. INVALID_ARGUMENT: incomplete table. EXISTS. */
+enum shoal_status transport_register(const struct transport_ops *ops, struct shoal_error *error);
+
+extern const struct transport_ops transport_tcp_ops;
+
+#endif
