@@ -43,14 +43,14 @@ struct shoal_batch;
 
 struct shoal_engine_config {
     size_t struct_size;
-    const char *metadata_uri;      /* "sqlite:PATH", "etcd://h:p[,h:p]", "h:p" (etcd); copied */
-    const char *server_name;       /* "host", "host:port", "[v6]:port"; port 0 or none: a free one is chosen; copied */
-    const char *cluster;           /* peers of another cluster are refused; NULL: "default"; at most 63 bytes; copied */
-    unsigned io_threads;           /* 0: chosen from the number of CPUs */
-    int64_t lease_ttl_ms;          /* how long a dead node stays visible; 0: 10000; at least 2000 */
-    int64_t connect_timeout_ms;    /* 0: 3000 */
-    int64_t progress_timeout_ms;   /* a request without progress for this long fails with TIMEOUT; 0: 10000 */
-    unsigned max_connections;      /* accepted at the same time; 0: 4096 */
+    const char *metadata_uri;    /* "sqlite:PATH", "etcd://h:p[,h:p]", "h:p" (etcd); copied */
+    const char *server_name;     /* "host", "host:port", "[v6]:port"; port 0 or none: a free one is chosen; copied */
+    const char *cluster;         /* peers of another cluster are refused; NULL: "default"; at most 63 bytes; copied */
+    unsigned io_threads;         /* 0: chosen from the number of CPUs */
+    int64_t lease_ttl_ms;        /* how long a dead node stays visible; 0: 10000; at least 2000 */
+    int64_t connect_timeout_ms;  /* 0: 3000 */
+    int64_t progress_timeout_ms; /* a request without progress for this long fails with TIMEOUT; 0: 10000 */
+    unsigned max_connections;    /* accepted at the same time; 0: 4096 */
 };
 
 /* Joins the cluster: binds the address, then claims the name in the metadata service under a lease.
@@ -94,7 +94,7 @@ SHOAL_API enum shoal_status shoal_engine_unregister_memory(struct shoal_engine *
                                                            struct shoal_error *error);
 
 struct shoal_region {
-    void *addr;         /* borrowed while registered */
+    void *addr; /* borrowed while registered */
     uint64_t len_bytes;
 };
 
@@ -107,8 +107,8 @@ SHOAL_API enum shoal_status shoal_engine_unregister_memory_batch(struct shoal_en
                                                                  const struct shoal_region *regions, size_t count,
                                                                  struct shoal_error *error);
 
-/* Looks a segment up in the metadata service and makes a handle; connections are made with the first request. Handles to
- * the same name may share connections. NOT_FOUND: no live node of that name. INVALID_ARGUMENT, METADATA, TIMED_OUT,
+/* Looks a segment up in the metadata service and makes a handle; connections are made with the first request. Handles
+ * to the same name may share connections. NOT_FOUND: no live node of that name. INVALID_ARGUMENT, METADATA, TIMED_OUT,
  * CANCELED, NO_MEMORY. Default deadline 10 s. */
 SHOAL_API enum shoal_status shoal_segment_open(struct shoal_engine *engine, const char *server_name,
                                                const struct shoal_call *call, struct shoal_segment **segment_out,
@@ -129,9 +129,9 @@ struct shoal_request {
 };
 
 enum shoal_transfer_state {
-    SHOAL_TRANSFER_WAITING = 0,   /* not submitted yet */
-    SHOAL_TRANSFER_PENDING = 1,   /* submitted, not finished */
-    SHOAL_TRANSFER_INVALID = 2,   /* refused: outside registered memory (local or remote), wrong key, no permission */
+    SHOAL_TRANSFER_WAITING = 0, /* not submitted yet */
+    SHOAL_TRANSFER_PENDING = 1, /* submitted, not finished */
+    SHOAL_TRANSFER_INVALID = 2, /* refused: outside registered memory (local or remote), wrong key, no permission */
     SHOAL_TRANSFER_CANCELED = 3,
     SHOAL_TRANSFER_COMPLETED = 4, /* READ: bytes are in local memory. WRITE: bytes are in the target's memory */
     SHOAL_TRANSFER_TIMEOUT = 5,   /* no progress within the progress deadline */
@@ -140,8 +140,8 @@ enum shoal_transfer_state {
 
 struct shoal_transfer_status {
     enum shoal_transfer_state state;
-    uint64_t transferred_bytes;   /* len_bytes if COMPLETED, else how much may have been moved */
-    enum shoal_status status;     /* OK while pending or completed */
+    uint64_t transferred_bytes; /* len_bytes if COMPLETED, else how much may have been moved */
+    enum shoal_status status;   /* OK while pending or completed */
 };
 
 /* Allocates room for capacity requests (1..65536). NO_MEMORY, INVALID_ARGUMENT. */
@@ -149,8 +149,8 @@ SHOAL_API enum shoal_status shoal_batch_create(struct shoal_engine *engine, size
                                                struct shoal_batch **batch_out, struct shoal_error *error);
 
 /* Appends count requests and starts them; never blocks on the network: what the connections cannot take yet waits in
- * the batch. All or none are accepted. LIMIT: more than the capacity. INVALID_ARGUMENT. A request whose local range is not
- * registered is accepted and ends INVALID. */
+ * the batch. All or none are accepted. LIMIT: more than the capacity. INVALID_ARGUMENT. A request whose local range is
+ * not registered is accepted and ends INVALID. */
 SHOAL_API enum shoal_status shoal_batch_submit(struct shoal_batch *batch, const struct shoal_request *requests,
                                                size_t count, struct shoal_error *error);
 
@@ -162,8 +162,8 @@ SHOAL_API enum shoal_status shoal_batch_status(const struct shoal_batch *batch, 
  * canceled). Else the status of the first request that failed. timeout_ms < 0: no limit; 0: only looks. */
 SHOAL_API enum shoal_status shoal_batch_wait(struct shoal_batch *batch, int64_t timeout_ms, struct shoal_error *error);
 
-/* A descriptor that polls readable when no submitted request is pending; valid until the batch is destroyed; do not read
- * or close it. */
+/* A descriptor that polls readable when no submitted request is pending; valid until the batch is destroyed; do not
+ * read or close it. */
 SHOAL_API int shoal_batch_fd(const struct shoal_batch *batch);
 
 /* Ends every pending request with CANCELED, or COMPLETED if it was faster. Does not wait: use shoal_batch_wait; after
@@ -174,15 +174,16 @@ SHOAL_API void shoal_batch_cancel(struct shoal_batch *batch);
 SHOAL_API void shoal_batch_destroy(struct shoal_batch *batch);
 
 /* Sends a small message (name <= 255 bytes, len <= 4096) to the segment's notify callback, in order per sender. Blocks
- * until the peer has it. TIMED_OUT, UNREACHABLE, LIMIT, UNSUPPORTED: the peer has no callback. Default deadline 10 s. */
+ * until the peer has it. TIMED_OUT, UNREACHABLE, LIMIT, UNSUPPORTED: the peer has no callback. Default deadline 10 s.
+ */
 SHOAL_API enum shoal_status shoal_segment_notify(struct shoal_segment *segment, const char *name, const void *message,
                                                  size_t len_bytes, const struct shoal_call *call,
                                                  struct shoal_error *error);
 
 typedef void (*shoal_notify_fn)(void *arg, const char *peer, const char *name, const void *message, size_t len_bytes);
 
-/* Installs the receiver of notifications; fn NULL removes it. fn runs on an I/O thread and must not block. When the call
- * returns the previous callback is not running any more (do not call it from inside the callback). */
+/* Installs the receiver of notifications; fn NULL removes it. fn runs on an I/O thread and must not block. When the
+ * call returns the previous callback is not running any more (do not call it from inside the callback). */
 SHOAL_API void shoal_engine_set_notify(struct shoal_engine *engine, shoal_notify_fn fn, void *arg);
 
 #ifdef __cplusplus

@@ -13,14 +13,14 @@
  *     struct shoal_region target = {my_buffer, len};
  *     shoal_store_get_replica(store, "model-v1", &target, 1, NULL, NULL, &error);
  *
- * register seeds, get_replica pulls and serves at the same time; whoever has a piece serves it. No master: nodes meet in
- * the metadata service.
+ * register seeds, get_replica pulls and serves at the same time; whoever has a piece serves it. No master: nodes meet
+ * in the metadata service.
  *
  * Vocabulary: payload, generation, shard, piece, gold, replica, source as in docs/architecture.md.
  * Threads: every function may be called from any thread at any time between create and close; calls that concern
- * different payloads run in parallel. Every blocking call takes a deadline and a cancellation token (struct shoal_call).
- * Ownership: strings and arrays passed in are copied; memory regions are borrowed from register / get_replica until
- * unregister / delete_replica / close returns (a failed call has given them back when it returns).
+ * different payloads run in parallel. Every blocking call takes a deadline and a cancellation token (struct
+ * shoal_call). Ownership: strings and arrays passed in are copied; memory regions are borrowed from register /
+ * get_replica until unregister / delete_replica / close returns (a failed call has given them back when it returns).
  */
 #ifndef SHOAL_STORE_H
 #define SHOAL_STORE_H
@@ -34,21 +34,21 @@ extern "C" {
 
 struct shoal_store;
 
-#define SHOAL_NAME_MAX_BYTES 512           /* payload name: 1..512 bytes of UTF-8 without control characters */
+#define SHOAL_NAME_MAX_BYTES 512 /* payload name: 1..512 bytes of UTF-8 without control characters */
 #define SHOAL_SHARD_DEFAULT_BYTES (64ull << 20)
 #define SHOAL_ATTACHMENT_MAX_BYTES (64ull << 20)
 
 struct shoal_store_config {
     size_t struct_size;
-    const char *metadata_uri;          /* as in struct shoal_engine_config */
-    const char *server_name;           /* as in struct shoal_engine_config */
-    const char *nic_priority_matrix;   /* NULL or "": TCP; else JSON for RDMA */
-    const char *cluster;               /* NULL: "default" */
-    unsigned io_threads;               /* 0: chosen */
-    unsigned digest_threads;           /* 0: number of CPUs, at most 16 */
-    int64_t lease_ttl_ms;              /* 0: 10000 */
-    int64_t connect_timeout_ms;        /* 0: 3000 */
-    int64_t progress_timeout_ms;       /* 0: 10000; a source silent for this long is left */
+    const char *metadata_uri;        /* as in struct shoal_engine_config */
+    const char *server_name;         /* as in struct shoal_engine_config */
+    const char *nic_priority_matrix; /* NULL or "": TCP; else JSON for RDMA */
+    const char *cluster;             /* NULL: "default" */
+    unsigned io_threads;             /* 0: chosen */
+    unsigned digest_threads;         /* 0: number of CPUs, at most 16 */
+    int64_t lease_ttl_ms;            /* 0: 10000 */
+    int64_t connect_timeout_ms;      /* 0: 3000 */
+    int64_t progress_timeout_ms;     /* 0: 10000; a source silent for this long is left */
 };
 
 /* Joins the cluster. Same errors as shoal_engine_create; UNSUPPORTED: RDMA asked for without a device. Default 10 s. */
@@ -56,8 +56,8 @@ SHOAL_API enum shoal_status shoal_store_create(const struct shoal_store_config *
                                                struct shoal_store **store_out, struct shoal_error *error);
 
 /* Cancels running calls, withdraws every payload, leaves the cluster, waits until nothing touches the regions any more.
- * Bounded by call's deadline for the polite part (default 5 s): what the metadata service does not take by then is left to
- * the lease. No other call may start on the store after it. NULL is allowed. */
+ * Bounded by call's deadline for the polite part (default 5 s): what the metadata service does not take by then is left
+ * to the lease. No other call may start on the store after it. NULL is allowed. */
 SHOAL_API void shoal_store_close(struct shoal_store *store, const struct shoal_call *call);
 
 /* Server name with the real port. Lives as long as the store. */
@@ -68,20 +68,20 @@ SHOAL_API struct shoal_engine *shoal_store_engine(struct shoal_store *store);
 
 /* Work counters of one call for display; values only grow, except live ones. */
 struct shoal_source_stats {
-    char name[320];            /* server name of the source */
-    uint64_t bytes;            /* verified bytes taken from it */
-    uint32_t is_gold;          /* registered the payload (else pulled it) */
+    char name[320];   /* server name of the source */
+    uint64_t bytes;   /* verified bytes taken from it */
+    uint32_t is_gold; /* registered the payload (else pulled it) */
     uint32_t is_connected;
-    uint32_t bad_pieces;       /* pieces that failed verification */
-    uint32_t failures;         /* connections lost, stalls, refusals */
+    uint32_t bad_pieces; /* pieces that failed verification */
+    uint32_t failures;   /* connections lost, stalls, refusals */
 };
 
 struct shoal_progress {
     uint64_t total_bytes;
-    uint64_t done_bytes;                       /* register: hashed; get_replica: verified */
+    uint64_t done_bytes; /* register: hashed; get_replica: verified */
     uint64_t elapsed_ms;
-    uint32_t source_count;                     /* entries in sources */
-    const struct shoal_source_stats *sources;  /* get_replica only; valid during the callback */
+    uint32_t source_count;                    /* entries in sources */
+    const struct shoal_source_stats *sources; /* get_replica only; valid during the callback */
 };
 
 /* Called from the thread that made the call, about every interval and once at the end. */
@@ -89,31 +89,31 @@ typedef void (*shoal_progress_fn)(void *arg, const struct shoal_progress *progre
 
 struct shoal_register_options {
     size_t struct_size;
-    uint64_t max_shard_size;       /* bytes, >= 1; 0: 64 MiB */
-    uint64_t piece_size;           /* bytes; 0: chosen from the size of the payload; at most max_shard_size is used */
-    const char *location;          /* "cpu:N", "*"; NULL: "*" */
-    int force;                     /* replace an existing payload of that name */
-    const void *attachment;        /* opaque bytes that travel with the payload (e.g. a list of files); may be NULL */
-    size_t attachment_len_bytes;   /* <= SHOAL_ATTACHMENT_MAX_BYTES */
-    shoal_progress_fn progress;    /* may be NULL */
+    uint64_t max_shard_size;     /* bytes, >= 1; 0: 64 MiB */
+    uint64_t piece_size;         /* bytes; 0: chosen from the size of the payload; at most max_shard_size is used */
+    const char *location;        /* "cpu:N", "*"; NULL: "*" */
+    int force;                   /* replace an existing payload of that name */
+    const void *attachment;      /* opaque bytes that travel with the payload (e.g. a list of files); may be NULL */
+    size_t attachment_len_bytes; /* <= SHOAL_ATTACHMENT_MAX_BYTES */
+    shoal_progress_fn progress;  /* may be NULL */
     void *progress_arg;
-    int64_t progress_interval_ms;  /* 0: 200 */
+    int64_t progress_interval_ms; /* 0: 200 */
 };
 
 /* Makes this node the gold source of a payload: the concatenation of the regions (zero-size ones are legal, as is an
  * empty payload; count >= 1). Digests are computed, no data moves. options may be NULL. Default deadline: none.
  * The bytes must not change until unregister returns.
- * INVALID_ARGUMENT: name, regions, sizes, location. ADDRESS_OVERLAPPED: regions overlap each other or unequal registered
- * memory. PAYLOAD_OPENED: this node has the payload. EXISTS: another node has it and force is 0. METADATA, TIMED_OUT,
- * CANCELED, NO_MEMORY, UNSUPPORTED (location). On any error nothing stays registered. */
+ * INVALID_ARGUMENT: name, regions, sizes, location. ADDRESS_OVERLAPPED: regions overlap each other or unequal
+ * registered memory. PAYLOAD_OPENED: this node has the payload. EXISTS: another node has it and force is 0. METADATA,
+ * TIMED_OUT, CANCELED, NO_MEMORY, UNSUPPORTED (location). On any error nothing stays registered. */
 SHOAL_API enum shoal_status shoal_store_register(struct shoal_store *store, const char *name,
                                                  const struct shoal_region *regions, size_t count,
                                                  const struct shoal_register_options *options,
                                                  const struct shoal_call *call, struct shoal_error *error);
 
 /* Stops being the gold source. Other sources go on serving; the last one out deletes the payload. When it returns, with
- * success or error other than PAYLOAD_NOT_OPENED, no peer reads the memory. If the metadata service cannot be reached in
- * time the local part is done all the same and METADATA or TIMED_OUT returned: the lease removes the rest.
+ * success or error other than PAYLOAD_NOT_OPENED, no peer reads the memory. If the metadata service cannot be reached
+ * in time the local part is done all the same and METADATA or TIMED_OUT returned: the lease removes the rest.
  * PAYLOAD_NOT_OPENED: not registered here, or held as a replica. Default 10 s. */
 SHOAL_API enum shoal_status shoal_store_unregister(struct shoal_store *store, const char *name,
                                                    const struct shoal_call *call, struct shoal_error *error);
@@ -124,20 +124,20 @@ SHOAL_API enum shoal_status shoal_store_delete_replica(struct shoal_store *store
 
 struct shoal_get_options {
     size_t struct_size;
-    uint64_t generation;           /* 0: whichever is current; else REPLACED if it is another one */
-    const char *location;          /* of the regions; NULL: "*" */
-    int no_share;                  /* do not become a source; the regions are released when the call returns */
-    int no_verify;                 /* skip digests (logged, counted and visible in shoal stat): trusts every source */
-    uint32_t max_sources;          /* pull from at most this many at a time; 0: 8 */
-    shoal_progress_fn progress;    /* may be NULL */
+    uint64_t generation;        /* 0: whichever is current; else REPLACED if it is another one */
+    const char *location;       /* of the regions; NULL: "*" */
+    int no_share;               /* do not become a source; the regions are released when the call returns */
+    int no_verify;              /* skip digests (logged, counted and visible in shoal stat): trusts every source */
+    uint32_t max_sources;       /* pull from at most this many at a time; 0: 8 */
+    shoal_progress_fn progress; /* may be NULL */
     void *progress_arg;
-    int64_t progress_interval_ms;  /* 0: 200 */
+    int64_t progress_interval_ms; /* 0: 200 */
 };
 
 /* Fills the regions, in order, with exactly the bytes of one generation of the payload, each piece verified, and makes
- * this node a source, piece by piece while it still pulls. The regions may be cut otherwise than the registered ones; only
- * the total must match. A source that fails, stalls, refuses or lies is left for another, down to the last live one. When
- * it returns, nothing writes to the regions any more; after an error nothing stays registered.
+ * this node a source, piece by piece while it still pulls. The regions may be cut otherwise than the registered ones;
+ * only the total must match. A source that fails, stalls, refuses or lies is left for another, down to the last live
+ * one. When it returns, nothing writes to the regions any more; after an error nothing stays registered.
  * INVALID_ARGUMENT: also if the total size differs. PAYLOAD_OPENED, PAYLOAD_NOT_FOUND, NO_SOURCE, CORRUPTED: the only
  * sources left serve wrong bytes (the message names them), REPLACED, TIMED_OUT, CANCELED, ADDRESS_OVERLAPPED, METADATA,
  * NO_MEMORY. options may be NULL. Default deadline: none (stalls are bounded by the progress deadline). */
@@ -147,29 +147,29 @@ SHOAL_API enum shoal_status shoal_store_get_replica(struct shoal_store *store, c
                                                     const struct shoal_call *call, struct shoal_error *error);
 
 struct shoal_source_info {
-    char name[320];     /* server name */
-    char address[320];  /* address it is reached at */
+    char name[320];    /* server name */
+    char address[320]; /* address it is reached at */
     uint32_t is_gold;
 };
 
 struct shoal_payload_info {
     char *name;
     uint64_t generation;
-    uint64_t total_size;       /* bytes */
-    uint64_t max_shard_size;   /* bytes */
-    uint64_t piece_size;       /* bytes */
+    uint64_t total_size;     /* bytes */
+    uint64_t max_shard_size; /* bytes */
+    uint64_t piece_size;     /* bytes */
     uint64_t piece_count;
     uint64_t attachment_len_bytes;
-    uint64_t *size_list;       /* bytes of each registered region; NULL if the list is served by the sources only */
-    size_t size_count;         /* number of registered regions, also if size_list is NULL */
+    uint64_t *size_list; /* bytes of each registered region; NULL if the list is served by the sources only */
+    size_t size_count;   /* number of registered regions, also if size_list is NULL */
     struct shoal_source_info *sources;
-    size_t source_count;       /* live sources */
-    enum shoal_status status;  /* OK; PROTOCOL: the entry could not be read (then only name is meaningful) */
+    size_t source_count;      /* live sources */
+    enum shoal_status status; /* OK; PROTOCOL: the entry could not be read (then only name is meaningful) */
 };
 
 /* All payloads whose name begins with prefix ("" or NULL: all), sorted by name. infos_out: array of *count_out, to be
- * released with shoal_payload_infos_free; may be NULL when empty. An unreadable entry is listed with its status and does
- * not hide others. METADATA, TIMED_OUT, CANCELED, NO_MEMORY. Default 10 s. */
+ * released with shoal_payload_infos_free; may be NULL when empty. An unreadable entry is listed with its status and
+ * does not hide others. METADATA, TIMED_OUT, CANCELED, NO_MEMORY. Default 10 s. */
 SHOAL_API enum shoal_status shoal_store_list(struct shoal_store *store, const char *prefix,
                                              const struct shoal_call *call, struct shoal_payload_info **infos_out,
                                              size_t *count_out, struct shoal_error *error);
@@ -180,9 +180,9 @@ SHOAL_API enum shoal_status shoal_store_stat(struct shoal_store *store, const ch
 
 SHOAL_API void shoal_payload_infos_free(struct shoal_payload_info *infos, size_t count);
 
-/* Fetches the payload's index from a source (verified against the manifest): attachment and complete size list. Each _out
- * may be NULL; release with free(). generation 0: the current one. PAYLOAD_NOT_FOUND, NO_SOURCE, CORRUPTED, REPLACED,
- * METADATA, TIMED_OUT, CANCELED, NO_MEMORY. Default 30 s. */
+/* Fetches the payload's index from a source (verified against the manifest): attachment and complete size list. Each
+ * _out may be NULL; release with free(). generation 0: the current one. PAYLOAD_NOT_FOUND, NO_SOURCE, CORRUPTED,
+ * REPLACED, METADATA, TIMED_OUT, CANCELED, NO_MEMORY. Default 30 s. */
 SHOAL_API enum shoal_status shoal_store_fetch_index(struct shoal_store *store, const char *name, uint64_t generation,
                                                     const struct shoal_call *call, void **attachment_out,
                                                     size_t *attachment_len_out, uint64_t **size_list_out,
@@ -192,11 +192,11 @@ SHOAL_API enum shoal_status shoal_store_fetch_index(struct shoal_store *store, c
 struct shoal_served_info {
     char name[SHOAL_NAME_MAX_BYTES + 1];
     uint32_t is_gold;
-    uint32_t is_published;   /* its key is in the metadata service as far as this node knows */
+    uint32_t is_published; /* its key is in the metadata service as far as this node knows */
     uint64_t pieces_have;
     uint64_t pieces_total;
-    uint64_t bytes_served;   /* bytes of pieces that receivers reported as taken from this node */
-    uint32_t receivers;      /* receivers connected to this payload now */
+    uint64_t bytes_served; /* bytes of pieces that receivers reported as taken from this node */
+    uint32_t receivers;    /* receivers connected to this payload now */
 };
 
 /* Snapshot of what this node serves; release with free(). Never blocks on the network. NO_MEMORY. */

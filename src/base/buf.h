@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A growable byte buffer that takes its bound when it is created. Zero-initialised with max 0 it is empty and refuses to
- * grow. One more byte, a NUL, always follows the data, so text can be used as a string. */
+/* A growable byte buffer that takes its bound when it is created. Zero-initialised with max 0 it is empty and refuses
+ * to grow. One more byte, a NUL, always follows the data, so text can be used as a string. */
 #ifndef SHOAL_BASE_BUF_H
 #define SHOAL_BASE_BUF_H
 
@@ -22,7 +22,8 @@ bool buf_append_str(struct buf *buf, const char *text);
 bool buf_append_format(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Removes len bytes at the front. */
 void buf_consume(struct buf *buf, size_t len);
-/* Hands the data over (free()); the buffer is empty afterwards. NULL only if it never held anything and memory is out. */
+/* Hands the data over (free()); the buffer is empty afterwards. NULL only if it never held anything and memory is out.
+ */
 uint8_t *buf_take(struct buf *buf, size_t *len_out);
 
 #endif

@@ -15,8 +15,8 @@ struct call {
     struct shoal_cancel *cancel; /* borrowed, may be NULL */
 };
 
-/* Validates call (NULL: defaults; a struct_size smaller than the first fields: INVALID_ARGUMENT). default_timeout_ms < 0:
- * none. */
+/* Validates call (NULL: defaults; a struct_size smaller than the first fields: INVALID_ARGUMENT). default_timeout_ms <
+ * 0: none. */
 enum shoal_status call_init(struct call *call_out, const struct shoal_call *call, int64_t default_timeout_ms,
                             struct shoal_error *error);
 
@@ -28,9 +28,9 @@ enum shoal_status call_check(const struct call *call, struct shoal_error *error,
 
 bool cancel_is_triggered(struct shoal_cancel *cancel); /* NULL: false */
 
-/* A hook runs once, on the thread that triggers, as soon as the token is triggered (at once, on the adding thread, if it
- * is already). It must be short, must not block, and must not use the token. After cancel_hook_remove returned it does
- * not run any more. Add and remove accept a NULL token. */
+/* A hook runs once, on the thread that triggers, as soon as the token is triggered (at once, on the adding thread, if
+ * it is already). It must be short, must not block, and must not use the token. After cancel_hook_remove returned it
+ * does not run any more. Add and remove accept a NULL token. */
 struct cancel_hook {
     struct list_node node;
     void (*fn)(void *arg);

@@ -26,8 +26,8 @@ enum shoal_status hostport_parse(struct hostport *out, const char *text, struct 
 void hostport_format(const char *host, uint16_t port, char text_out[HOSTPORT_TEXT_BYTES]);
 /* Numeric text of a socket address. */
 void sockaddr_format(const struct sockaddr *addr, char text_out[HOSTPORT_TEXT_BYTES]);
-/* First usable address of host (numeric hosts never ask a resolver). May block as long as getaddrinfo does: not on a loop
- * thread. ADDRESS: does not resolve. */
+/* First usable address of host (numeric hosts never ask a resolver). May block as long as getaddrinfo does: not on a
+ * loop thread. ADDRESS: does not resolve. */
 enum shoal_status hostport_resolve(const char *host, uint16_t port, struct sockaddr_storage *addr_out,
                                    socklen_t *len_out, struct shoal_error *error);
 

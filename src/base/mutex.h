@@ -15,9 +15,9 @@ enum mutex_rank {
     RANK_ENGINE = 40,     /* engine: segments, batches */
     RANK_MEMORY = 50,     /* engine: registered memory */
     RANK_TRANSPORT = 60,
-    RANK_META = 70,       /* metadata backends */
+    RANK_META = 70, /* metadata backends */
     RANK_POOL = 80,
-    RANK_LOOP = 90,       /* post queue */
+    RANK_LOOP = 90, /* post queue */
     RANK_CANCEL = 95,
     RANK_LOG = 100,
 };

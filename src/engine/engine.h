@@ -31,10 +31,11 @@ void engine_segment_abort(struct shoal_segment *segment);
 
 /* --- one asynchronous operation --- */
 
-/* Embedded in the caller's object. The caller sets the first block, then engine_submit; until done has run the engine owns
- * it. done runs exactly once, on loop 0, never from inside engine_submit or engine_op_cancel; when it runs, nothing
- * reads or writes the local memory any more. status OK, INVALID_ARGUMENT (range, key, permission: local or remote, see
- * message), CANCELED, TIMED_OUT (no progress), UNREACHABLE (connect failed or lost), IO (memory unreadable), PROTOCOL. */
+/* Embedded in the caller's object. The caller sets the first block, then engine_submit; until done has run the engine
+ * owns it. done runs exactly once, on loop 0, never from inside engine_submit or engine_op_cancel; when it runs,
+ * nothing reads or writes the local memory any more. status OK, INVALID_ARGUMENT (range, key, permission: local or
+ * remote, see message), CANCELED, TIMED_OUT (no progress), UNREACHABLE (connect failed or lost), IO (memory
+ * unreadable), PROTOCOL. */
 struct engine_op {
     enum shoal_op op;
     struct shoal_segment *segment; /* borrowed until done */
@@ -62,12 +63,12 @@ void engine_op_cancel(struct shoal_engine *engine, struct engine_op *op);
 
 /* --- membership --- */
 
-/* The node's lease and its keys live in a thread of the engine: it keeps the lease alive and, when the lease was lost (node
- * stopped, metadata service restarted empty), makes a new one, claims the node key again and tells the listener to publish
- * its keys under it. */
+/* The node's lease and its keys live in a thread of the engine: it keeps the lease alive and, when the lease was lost
+ * (node stopped, metadata service restarted empty), makes a new one, claims the node key again and tells the listener
+ * to publish its keys under it. */
 struct membership_listener {
-    /* On the membership thread, may block up to call's deadline. Publishes every key under lease. An error makes membership
-     * repeat it with backoff. */
+    /* On the membership thread, may block up to call's deadline. Publishes every key under lease. An error makes
+     * membership repeat it with backoff. */
     enum shoal_status (*publish)(void *arg, int64_t lease, const struct call *call, struct shoal_error *error);
     void *arg;
 };

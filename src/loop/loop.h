@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An event loop on its own thread (libevent). Everything attached to a loop belongs to its thread; debug builds assert it.
- * loop_post is the one function that crosses threads. */
+/* An event loop on its own thread (libevent). Everything attached to a loop belongs to its thread; debug builds assert
+ * it. loop_post is the one function that crosses threads. */
 #ifndef SHOAL_LOOP_LOOP_H
 #define SHOAL_LOOP_LOOP_H
 
@@ -17,8 +17,8 @@ struct loop;
 
 /* Starts the thread. name: at most 15 bytes, shown by ps and gdb. */
 enum shoal_status loop_create(const char *name, struct loop **loop_out, struct shoal_error *error);
-/* Runs what has been posted, ends the thread, frees. Not from the loop's thread. NULL is allowed. What was attached must
- * have been released before (on the loop). */
+/* Runs what has been posted, ends the thread, frees. Not from the loop's thread. NULL is allowed. What was attached
+ * must have been released before (on the loop). */
 void loop_destroy(struct loop *loop);
 
 bool loop_is_current(const struct loop *loop);

@@ -2,11 +2,11 @@
 /* The metadata service: a small ordered key-value store with revisions, leases and watches, modelled on etcd v3.
  * Two backends (sqlite, etcd) behind one ops table; one contract suite runs on both.
  *
- * Keys and values are byte strings (keys 1..4096 bytes, values up to META_VALUE_MAX_BYTES). Revisions are positive and grow
- * with every change of the store. All functions block the caller up to the call's deadline, may be used from any thread
- * concurrently, and fail with METADATA (service unreachable or answering nonsense, with endpoint and cause), TIMED_OUT,
- * CANCELED, NO_MEMORY, INVALID_ARGUMENT (too large). Endpoints fail over inside a call. A call that changes data is repeated
- * on another endpoint only where a repetition cannot do harm. */
+ * Keys and values are byte strings (keys 1..4096 bytes, values up to META_VALUE_MAX_BYTES). Revisions are positive and
+ * grow with every change of the store. All functions block the caller up to the call's deadline, may be used from any
+ * thread concurrently, and fail with METADATA (service unreachable or answering nonsense, with endpoint and cause),
+ * TIMED_OUT, CANCELED, NO_MEMORY, INVALID_ARGUMENT (too large). Endpoints fail over inside a call. A call that changes
+ * data is repeated on another endpoint only where a repetition cannot do harm. */
 #ifndef SHOAL_META_META_H
 #define SHOAL_META_META_H
 
@@ -49,8 +49,8 @@ void meta_entries_release(struct meta_entries *entries); /* zeroed: nothing */
 
 /* uri: "sqlite:PATH", "etcd://h:p[,h:p...]", "h:p" or "h:p,h:p" (etcd). For etcd, query parameters after '?' or the
  * environment give credentials and TLS: user, password (SHOAL_ETCD_USER, SHOAL_ETCD_PASSWORD), cacert, cert, key
- * (SHOAL_ETCD_CACERT, SHOAL_ETCD_CERT, SHOAL_ETCD_KEY); "etcds://" means https. Does not need the service to be up (sqlite:
- * creates the file, 0600). INVALID_ARGUMENT: malformed. */
+ * (SHOAL_ETCD_CACERT, SHOAL_ETCD_CERT, SHOAL_ETCD_KEY); "etcds://" means https. Does not need the service to be up
+ * (sqlite: creates the file, 0600). INVALID_ARGUMENT: malformed. */
 enum shoal_status meta_open(const char *uri, struct meta **meta_out, struct shoal_error *error);
 /* Ends watches that are left; no other call may be running. NULL is allowed. */
 void meta_close(struct meta *meta);
@@ -85,14 +85,16 @@ struct meta_op {
     int64_t lease; /* META_PUT: 0 or a granted lease */
 };
 
-/* Applies all ops if all compares hold, else nothing. is_applied_out tells which; revision_out (may be NULL): store revision
- * afterwards. A delete of an absent key is fine. NOT_FOUND: a lease of a put does not exist (nothing is applied).
- * If the answer is lost the call returns METADATA or TIMED_OUT and the change may or may not have happened. */
+/* Applies all ops if all compares hold, else nothing. is_applied_out tells which; revision_out (may be NULL): store
+ * revision afterwards. A delete of an absent key is fine. NOT_FOUND: a lease of a put does not exist (nothing is
+ * applied). If the answer is lost the call returns METADATA or TIMED_OUT and the change may or may not have happened.
+ */
 enum shoal_status meta_txn(struct meta *meta, const struct meta_compare *compares, size_t compare_count,
                            const struct meta_op *ops, size_t op_count, const struct call *call, bool *is_applied_out,
                            int64_t *revision_out, struct shoal_error *error);
 
-/* A lease lives ttl_ms (rounded up to seconds by etcd) after grant or its last keep-alive; then its keys are deleted. */
+/* A lease lives ttl_ms (rounded up to seconds by etcd) after grant or its last keep-alive; then its keys are deleted.
+ */
 enum shoal_status meta_lease_grant(struct meta *meta, int64_t ttl_ms, const struct call *call, int64_t *lease_out,
                                    struct shoal_error *error);
 /* NOT_FOUND: it has expired or never existed. */
@@ -114,12 +116,13 @@ struct meta_event {
 /* Runs on the watch's own thread, one at a time, in order of revision. May block briefly. Must not close its watch. */
 typedef void (*meta_watch_fn)(void *arg, const struct meta_event *event);
 
-/* Events of all keys with the prefix from revision on (0: from now). Survives endpoint failures and reconnects; where it
- * cannot know what it missed it says RESET. Returns once the watch is set up locally, not when the service has it.
+/* Events of all keys with the prefix from revision on (0: from now). Survives endpoint failures and reconnects; where
+ * it cannot know what it missed it says RESET. Returns once the watch is set up locally, not when the service has it.
  * A resource limit: each watch is one thread and one connection or polling timer. */
 enum shoal_status meta_watch(struct meta *meta, struct meta_bytes prefix, int64_t from_revision, meta_watch_fn fn,
                              void *arg, struct meta_watch **watch_out, struct shoal_error *error);
-/* Returns when the callback is not running any more and will not run again. Bounded (well under a second). NULL is fine. */
+/* Returns when the callback is not running any more and will not run again. Bounded (well under a second). NULL is
+ * fine. */
 void meta_watch_close(struct meta_watch *watch);
 
 /* Counters since open: every request that went to the service, by kind. */
@@ -127,7 +130,7 @@ struct meta_counters {
     uint64_t gets, lists, txns, lease_calls, watches; /* watches: set up or re-established */
     uint64_t bytes_sent, bytes_received;              /* request and response bodies; sqlite: key and value bytes */
     uint64_t largest_request_bytes;
-    uint64_t retries, failures;                       /* attempts repeated; calls that ended with an error */
+    uint64_t retries, failures; /* attempts repeated; calls that ended with an error */
 };
 void meta_counters(const struct meta *meta, struct meta_counters *counters_out);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one listening port of a node. Accepts connections, shakes hands (bounded in size, time and number) and hands each
- * descriptor to the handler of its channel; also dials peers. Both channels (data: transport, control: rpc) share it, so a
- * node needs one open port.
+ * descriptor to the handler of its channel; also dials peers. Both channels (data: transport, control: rpc) share it,
+ * so a node needs one open port.
  *
  * All functions run on the endpoint's loop thread, except create, destroy and the read-only ones. */
 #ifndef SHOAL_TRANSPORT_ENDPOINT_H
@@ -43,15 +43,15 @@ enum shoal_status endpoint_start(struct endpoint *endpoint, const char *server_n
 /* Takes over fd (non-blocking, TCP_NODELAY set), owned by the handler from now on; on the endpoint's loop thread. The
  * handler calls endpoint_released when it has closed it. */
 typedef void (*endpoint_accept_fn)(void *arg, int fd, const struct hello *peer);
-/* Any thread. fn NULL: removes; when it returns the handler is not running. Connections for a channel without handler are
- * refused with HELLO_REFUSE_CHANNEL. */
+/* Any thread. fn NULL: removes; when it returns the handler is not running. Connections for a channel without handler
+ * are refused with HELLO_REFUSE_CHANNEL. */
 void endpoint_set_handler(struct endpoint *endpoint, enum hello_channel channel, endpoint_accept_fn fn, void *arg);
 /* Any thread. An accepted connection was closed. */
 void endpoint_released(struct endpoint *endpoint);
 
-/* Dials a peer. fn runs exactly once on the loop thread, never from inside endpoint_dial: OK with a connected descriptor
- * (owned by the callee), or UNREACHABLE (refused, no route, reset, name of another instance), TIMED_OUT, PROTOCOL, LIMIT
- * (peer is full), CANCELED, with error filled. wanted_instance 0: any. Loop thread only. */
+/* Dials a peer. fn runs exactly once on the loop thread, never from inside endpoint_dial: OK with a connected
+ * descriptor (owned by the callee), or UNREACHABLE (refused, no route, reset, name of another instance), TIMED_OUT,
+ * PROTOCOL, LIMIT (peer is full), CANCELED, with error filled. wanted_instance 0: any. Loop thread only. */
 typedef void (*endpoint_dial_fn)(void *arg, enum shoal_status status, int fd, const struct hello *peer,
                                  const struct shoal_error *error);
 struct endpoint_dial;

@@ -22,7 +22,7 @@
 enum transport_caps {
     TRANSPORT_CAP_READ = 1,
     TRANSPORT_CAP_WRITE = 2,
-    TRANSPORT_CAP_CANCEL = 4,  /* cancel ends a request before its data has passed */
+    TRANSPORT_CAP_CANCEL = 4, /* cancel ends a request before its data has passed */
     TRANSPORT_CAP_NOTIFY = 8,
     TRANSPORT_CAP_REMOTE = 16, /* reaches other hosts */
 };
@@ -30,8 +30,8 @@ enum transport_caps {
 struct transport;      /* one instance per engine */
 struct transport_peer; /* one remote node */
 
-/* One transfer; embedded in the engine's operation. done runs exactly once on loop 0, never from inside submit or cancel.
- * When it runs, no thread touches local any more. */
+/* One transfer; embedded in the engine's operation. done runs exactly once on loop 0, never from inside submit or
+ * cancel. When it runs, no thread touches local any more. */
 struct transport_request {
     enum shoal_op op;
     void *local;
@@ -56,12 +56,12 @@ struct transport_env {
     struct loop *const *data_loops; /* data_loops[0] may be loop 0 */
     unsigned data_loop_count;
     struct endpoint *endpoint;
-    struct memory_table *memory;    /* what peers may access */
+    struct memory_table *memory; /* what peers may access */
     int64_t connect_timeout_ms, progress_timeout_ms;
     /* A notification came in; may be called on any data loop. false: no receiver. */
     bool (*notify)(void *arg, const char *peer, const char *name, const void *message, size_t len);
     void *notify_arg;
-    const char *args;               /* of install_transport; may be NULL */
+    const char *args; /* of install_transport; may be NULL */
 };
 
 struct transport_ops {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The handshake that begins every connection (control, data, same host). Pure codec; docs/wire-protocol.md has the bytes.
- * Both sides send one hello; the accepting side answers after it has checked the other's. */
+/* The handshake that begins every connection (control, data, same host). Pure codec; docs/wire-protocol.md has the
+ * bytes. Both sides send one hello; the accepting side answers after it has checked the other's. */
 #ifndef SHOAL_WIRE_HELLO_H
 #define SHOAL_WIRE_HELLO_H
 
@@ -9,11 +9,11 @@
 
 #include <shoal/status.h>
 
-#define HELLO_MAX_BYTES 2048        /* whole frame; larger ones are refused unread */
-#define HELLO_PREFIX_BYTES 8        /* magic (4), frame length (4): read first */
-#define HELLO_NAME_MAX_BYTES 319    /* server name */
+#define HELLO_MAX_BYTES 2048     /* whole frame; larger ones are refused unread */
+#define HELLO_PREFIX_BYTES 8     /* magic (4), frame length (4): read first */
+#define HELLO_NAME_MAX_BYTES 319 /* server name */
 #define HELLO_CLUSTER_MAX_BYTES 63
-#define HELLO_PROOF_MAX_BYTES 1024  /* room for a later challenge and response */
+#define HELLO_PROOF_MAX_BYTES 1024 /* room for a later challenge and response */
 #define HELLO_VERSION 1
 
 enum hello_channel {
@@ -33,11 +33,11 @@ enum hello_verdict {
 
 struct hello {
     uint16_t version;
-    uint8_t channel;   /* enum hello_channel */
-    uint8_t verdict;   /* enum hello_verdict */
-    uint64_t instance; /* random number of the sender's process life */
-    uint64_t wanted;   /* instance the dialer expects to reach; 0: any */
-    char name[HELLO_NAME_MAX_BYTES + 1];       /* sender's server name */
+    uint8_t channel;                     /* enum hello_channel */
+    uint8_t verdict;                     /* enum hello_verdict */
+    uint64_t instance;                   /* random number of the sender's process life */
+    uint64_t wanted;                     /* instance the dialer expects to reach; 0: any */
+    char name[HELLO_NAME_MAX_BYTES + 1]; /* sender's server name */
     char cluster[HELLO_CLUSTER_MAX_BYTES + 1];
     uint16_t proof_kind; /* 0: none */
     uint16_t proof_len;
