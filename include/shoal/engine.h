@@ -11,7 +11,7 @@
  *     struct shoal_engine *engine;
  *     struct shoal_segment *segment;
  *     struct shoal_batch *batch;
- *     shoal_engine_create(&config, &engine, &error);
+ *     shoal_engine_create(&config, NULL, &engine, &error);
  *     shoal_engine_register_memory(engine, buffer, len, "cpu:0", SHOAL_ACCESS_LOCAL, NULL, &error);
  *     shoal_segment_open(engine, "127.0.0.1:4711", NULL, &segment, &error);
  *     shoal_batch_create(engine, 1, &batch, &error);
