@@ -113,7 +113,7 @@ void sockaddr_format(const struct sockaddr *addr, char text_out[HOSTPORT_TEXT_BY
         snprintf(text_out, HOSTPORT_TEXT_BYTES, "?");
         return;
     }
-    hostport_format(host, (uint16_t)atoi(port), text_out);
+    hostport_format(host, (uint16_t)strtoul(port, NULL, 10), text_out);
 }
 
 enum shoal_status hostport_resolve(const char *host, uint16_t port, struct sockaddr_storage *addr_out,

@@ -70,8 +70,8 @@ int64_t backoff_ms(struct random *random, unsigned attempt, int64_t base_ms, int
 {
     int64_t cap = base_ms;
 
-    while (attempt-- && cap < max_ms)
-        cap *= 2;
+    while (attempt-- && cap > 0 && cap < max_ms)
+        cap = cap > max_ms / 2 ? max_ms : cap * 2;
     if (cap > max_ms)
         cap = max_ms;
     return cap < 1 ? 1 : 1 + (int64_t)random_below(random, (uint64_t)cap);
