@@ -35,7 +35,8 @@ enum shoal_status endpoint_create(const struct endpoint_config *config, struct e
 void endpoint_destroy(struct endpoint *endpoint);
 
 uint16_t endpoint_port(const struct endpoint *endpoint);
-uint64_t endpoint_instance(const struct endpoint *endpoint); /* random, made at create */
+const char *endpoint_address(const struct endpoint *endpoint); /* "ip:port" that is bound */
+uint64_t endpoint_instance(const struct endpoint *endpoint);   /* random, made at create */
 
 /* Any thread, before start: name is announced in every hello. Begins to accept. */
 enum shoal_status endpoint_start(struct endpoint *endpoint, const char *server_name, struct shoal_error *error);

@@ -25,10 +25,10 @@ enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint
                                     void (*evict)(void *arg, struct memory_region *region), void *arg,
                                     struct shoal_error *error);
 
-/* Pins the region that covers [addr, addr+len) if it grants access (0: a local use) and key matches (0: any). NULL:
- * refused; reason_out says why (static text). */
-struct memory_region *memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key, unsigned access,
-                                 const char **reason_out);
+/* Pins the region that covers [addr, addr+len) if it grants access (0: a local use) and key matches (0: any).
+ * INVALID_ARGUMENT: refused. IO: a remote access to memory that is marked faulty. reason_out says why (static text). */
+enum shoal_status memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key, unsigned access,
+                             struct memory_region **region_out, const char **reason_out);
 void memory_unpin(struct memory_table *table, struct memory_region *region);
 /* A remote access found the memory unreadable (a mapped file shrank): later remote pins are refused. */
 void memory_mark_faulty(struct memory_table *table, struct memory_region *region);

@@ -19,6 +19,7 @@
 enum hello_channel {
     HELLO_CHANNEL_DATA = 1,    /* transport: one-sided requests */
     HELLO_CHANNEL_CONTROL = 2, /* rpc */
+    HELLO_CHANNEL_PROBE = 3,   /* nothing follows: asks who answers at an address */
 };
 
 /* Answer of the accepting side; the dialing side sends HELLO_ACCEPT. */

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/mutex.h"
+#include "base/random.h"
+
+#define LOCATION_MAX_BYTES 31
+#define ACCESS_ALL (SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE)
+
+struct memory_region {
+    uint64_t addr, len, key;
+    uint64_t refs; /* registrations; 0: dying */
+    uint64_t pins;
+    unsigned access;
+    bool is_dying, is_faulty;
+    char location[LOCATION_MAX_BYTES + 1];
+};
+
+struct memory_table {
+    struct mutex mutex;             /* guards everything below */
+    struct cond changed;            /* a pin or a dying region went away */
+    struct memory_region **regions; /* owned, sorted by address, never overlapping */
+    size_t count, capacity;
+    uint64_t next_key;
+    uint64_t registered_bytes;
+};
+
+enum shoal_status memory_table_create(struct memory_table **out, struct shoal_error *error)
+{
+    struct memory_table *table = calloc(1, sizeof *table);
+
+    if (!table)
+        return error_no_memory(error);
+    mutex_init(&table->mutex, RANK_MEMORY);
+    cond_init(&table->changed);
+    /* A key of an earlier life of the process must not fit by accident. */
+    table->next_key = (random_id() >> 1) | 1;
+    *out = table;
+    return SHOAL_OK;
+}
+
+void memory_table_destroy(struct memory_table *table)
+{
+    if (!table)
+        return;
+    for (size_t i = 0; i < table->count; i++)
+        free(table->regions[i]);
+    free(table->regions);
+    cond_release(&table->changed);
+    mutex_release(&table->mutex);
+    free(table);
+}
+
+/* Index of the first region that ends behind addr. */
+static size_t lower_bound(const struct memory_table *table, uint64_t addr)
+{
+    size_t low = 0, high = table->count;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        const struct memory_region *region = table->regions[mid];
+
+        if (region->addr + region->len <= addr)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static enum shoal_status check_location(const char *location, struct shoal_error *error)
+{
+    size_t len = strlen(location);
+
+    if (strcmp(location, "*") == 0)
+        return SHOAL_OK;
+    if (len > 4 && len <= LOCATION_MAX_BYTES && strncmp(location, "cpu:", 4) == 0 &&
+        strspn(location + 4, "0123456789") == len - 4)
+        return SHOAL_OK;
+    if (len > 5 && len <= LOCATION_MAX_BYTES && strncmp(location, "cuda:", 5) == 0 &&
+        strspn(location + 5, "0123456789") == len - 5)
+        return error_set(error, SHOAL_UNSUPPORTED, 0, "location \"%s\": no driver for device memory here", location);
+    return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "location \"%.64s\" is neither \"cpu:N\", \"cuda:N\" nor \"*\"",
+                     location);
+}
+
+static bool insert_at(struct memory_table *table, size_t index, struct memory_region *region)
+{
+    if (table->count == table->capacity) {
+        size_t capacity = table->capacity ? 2 * table->capacity : 16;
+        struct memory_region **regions = realloc(table->regions, capacity * sizeof *regions);
+
+        if (!regions)
+            return false;
+        table->regions = regions;
+        table->capacity = capacity;
+    }
+    memmove(&table->regions[index + 1], &table->regions[index], (table->count - index) * sizeof *table->regions);
+    table->regions[index] = region;
+    table->count++;
+    table->registered_bytes += region->len;
+    return true;
+}
+
+static void remove_region(struct memory_table *table, struct memory_region *region)
+{
+    size_t index = lower_bound(table, region->addr);
+
+    table->count--;
+    memmove(&table->regions[index], &table->regions[index + 1], (table->count - index) * sizeof *table->regions);
+    table->registered_bytes -= region->len;
+}
+
+enum shoal_status memory_register(struct memory_table *table, void *addr, uint64_t len, const char *location,
+                                  unsigned access, uint64_t *key_out, struct shoal_error *error)
+{
+    uint64_t start = (uint64_t)(uintptr_t)addr;
+    enum shoal_status status = SHOAL_OK;
+    struct memory_region *fresh = NULL, *found;
+    size_t index;
+
+    if (!location)
+        location = "*";
+    if (access & ~(unsigned)ACCESS_ALL)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "unknown access bits 0x%x", access & ~(unsigned)ACCESS_ALL);
+    status = check_location(location, error);
+    if (status != SHOAL_OK)
+        return status;
+    if (len == 0) {
+        if (key_out)
+            *key_out = 0;
+        return SHOAL_OK;
+    }
+    if (!addr || start + len < start)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "%s",
+                         addr ? "memory range wraps around" : "address is NULL");
+    fresh = calloc(1, sizeof *fresh);
+    if (!fresh)
+        return error_no_memory(error);
+    *fresh = (struct memory_region){.addr = start, .len = len, .refs = 1, .access = access};
+    memcpy(fresh->location, location, strlen(location) + 1);
+
+    mutex_lock(&table->mutex);
+    for (;;) {
+        index = lower_bound(table, start);
+        found = index < table->count && table->regions[index]->addr < start + len ? table->regions[index] : NULL;
+        if (!found || !found->is_dying)
+            break;
+        cond_wait(&table->changed, &table->mutex); /* its release is under way and bounded */
+    }
+    if (!found) {
+        fresh->key = table->next_key;
+        if (insert_at(table, index, fresh)) {
+            table->next_key++;
+            if (key_out)
+                *key_out = fresh->key;
+            fresh = NULL;
+        } else {
+            status = error_no_memory(error);
+        }
+    } else if (found->addr == start && found->len == len && found->access == access) {
+        found->refs++;
+        if (key_out)
+            *key_out = found->key;
+    } else {
+        status = error_set(error, SHOAL_ADDRESS_OVERLAPPED, 0,
+                           "[0x%llx, +%llu) overlaps [0x%llx, +%llu), which is registered with other bounds or access",
+                           (unsigned long long)start, (unsigned long long)len, (unsigned long long)found->addr,
+                           (unsigned long long)found->len);
+    }
+    mutex_unlock(&table->mutex);
+    free(fresh);
+    return status;
+}
+
+enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint64_t len, int64_t grace_ms,
+                                    void (*evict)(void *arg, struct memory_region *region), void *arg,
+                                    struct shoal_error *error)
+{
+    uint64_t start = (uint64_t)(uintptr_t)addr;
+    struct memory_region *region;
+    int64_t deadline;
+    size_t index;
+
+    if (len == 0)
+        return SHOAL_OK;
+    mutex_lock(&table->mutex);
+    index = lower_bound(table, start);
+    region = index < table->count ? table->regions[index] : NULL;
+    if (!region || region->addr != start || region->len != len || region->is_dying) {
+        mutex_unlock(&table->mutex);
+        return error_set(error, SHOAL_NOT_FOUND, 0, "[0x%llx, +%llu) is not registered", (unsigned long long)start,
+                         (unsigned long long)len);
+    }
+    if (--region->refs > 0) {
+        mutex_unlock(&table->mutex);
+        return SHOAL_OK;
+    }
+    region->is_dying = true; /* refuses new pins; keeps the range taken until they are gone */
+    deadline = deadline_after_ms(grace_ms);
+    while (region->pins > 0 && cond_wait_until(&table->changed, &table->mutex, deadline))
+        ;
+    if (region->pins > 0 && evict) {
+        mutex_unlock(&table->mutex);
+        evict(arg, region);
+        mutex_lock(&table->mutex);
+    }
+    while (region->pins > 0)
+        cond_wait(&table->changed, &table->mutex);
+    remove_region(table, region);
+    cond_broadcast(&table->changed);
+    mutex_unlock(&table->mutex);
+    free(region);
+    return SHOAL_OK;
+}
+
+enum shoal_status memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key, unsigned access,
+                             struct memory_region **region_out, const char **reason_out)
+{
+    enum shoal_status status = SHOAL_INVALID_ARGUMENT;
+    const char *reason = NULL;
+    struct memory_region *region = NULL;
+    size_t index;
+
+    mutex_lock(&table->mutex);
+    index = lower_bound(table, addr);
+    if (index < table->count && table->regions[index]->addr <= addr)
+        region = table->regions[index];
+    if (len == 0 || addr + len < addr)
+        reason = "range is empty or wraps around";
+    else if (!region || len > region->addr + region->len - addr)
+        reason = "range is not inside registered memory";
+    else if (region->is_dying)
+        reason = "memory is being unregistered";
+    else if (key && key != region->key)
+        reason = "key does not belong to that memory";
+    else if (access & ~region->access)
+        reason = access & ~region->access & SHOAL_ACCESS_REMOTE_WRITE ? "memory is not writable by peers"
+                                                                      : "memory is not readable by peers";
+    else if (access && region->is_faulty) {
+        reason = "memory is unreadable";
+        status = SHOAL_IO;
+    } else {
+        region->pins++;
+        status = SHOAL_OK;
+    }
+    mutex_unlock(&table->mutex);
+    if (status == SHOAL_OK)
+        *region_out = region;
+    else if (reason_out)
+        *reason_out = reason;
+    return status;
+}
+
+void memory_unpin(struct memory_table *table, struct memory_region *region)
+{
+    mutex_lock(&table->mutex);
+    if (--region->pins == 0 && region->is_dying)
+        cond_broadcast(&table->changed);
+    mutex_unlock(&table->mutex);
+}
+
+void memory_mark_faulty(struct memory_table *table, struct memory_region *region)
+{
+    mutex_lock(&table->mutex);
+    region->is_faulty = true;
+    mutex_unlock(&table->mutex);
+}
+
+bool memory_is_dying(struct memory_table *table, const struct memory_region *region)
+{
+    bool is_dying;
+
+    mutex_lock(&table->mutex);
+    is_dying = region->is_dying;
+    mutex_unlock(&table->mutex);
+    return is_dying;
+}
+
+const char *memory_location(const struct memory_region *region)
+{
+    return region->location;
+}
+
+uint64_t memory_registered_bytes(struct memory_table *table)
+{
+    uint64_t bytes;
+
+    mutex_lock(&table->mutex);
+    bytes = table->registered_bytes;
+    mutex_unlock(&table->mutex);
+    return bytes;
+}
