@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hostport.h"
+#include "rpc/rpc_internal.h"
+
+/* One outstanding call. */
+struct call_entry {
+    struct list_node node; /* in client->calls, or in client->ended */
+    uint64_t id;
+    int64_t deadline_ms;
+    rpc_done_fn done;
+    void *arg;
+    /* what to send, until there is a connection */
+    uint16_t method;
+    uint8_t *body; /* owned; NULL once sent */
+    size_t body_len;
+    /* outcome of an entry in ended */
+    enum shoal_status status;
+    struct shoal_error error;
+};
+
+struct rpc_client {
+    struct rpc *rpc; /* borrowed */
+    char address[HOSTPORT_TEXT_BYTES];
+    uint64_t instance;
+    int64_t connect_timeout_ms;
+    struct rpc_stream stream;
+    bool is_connected;
+    struct endpoint_dial *dial; /* borrowed from the endpoint; NULL: none is running */
+    struct list calls;
+    struct list ended; /* calls that failed without a frame: done runs from end_task */
+    struct map by_id;  /* id -> struct call_entry in calls */
+    unsigned call_count;
+    uint64_t next_id;
+    struct loop_timer deadline_timer;
+    struct loop_task end_task;
+    bool is_end_posted;
+    bool is_closing;
+    bool is_running_ended; /* run_ended is on the stack */
+    bool is_detached;      /* closed while the dial or the task was outstanding: the last of them frees */
+};
+
+static void free_if_unused(struct rpc_client *client)
+{
+    if (client->is_detached && !client->dial && !client->is_end_posted && !client->is_running_ended)
+        free(client);
+}
+
+static void entry_destroy(struct call_entry *entry)
+{
+    free(entry->body);
+    free(entry);
+}
+
+/* Takes the entry out of the table; the caller runs done and destroys it. */
+static void entry_detach(struct rpc_client *client, struct call_entry *entry)
+{
+    list_remove(&entry->node);
+    map_remove_u64(&client->by_id, entry->id);
+    client->call_count--;
+}
+
+static void run_ended(void *arg)
+{
+    struct rpc_client *client = arg;
+    struct list_node *node;
+
+    client->is_end_posted = false;
+    client->is_running_ended = true;
+    while (!client->is_detached && (node = list_pop_front(&client->ended))) {
+        struct call_entry *entry = container_of(node, struct call_entry, node);
+        client->rpc->counters.call_failures++;
+        entry->done(entry->arg, entry->status, NULL, 0, &entry->error);
+        entry_destroy(entry);
+    }
+    client->is_running_ended = false;
+    free_if_unused(client);
+}
+
+static void end_soon(struct rpc_client *client, struct call_entry *entry, enum shoal_status status,
+                     const struct shoal_error *error)
+{
+    entry->status = status;
+    if (error)
+        entry->error = *error;
+    else
+        error_set(&entry->error, status, 0, "%s: %s", client->address, shoal_status_text(status));
+    list_push_back(&client->ended, &entry->node);
+    if (!client->is_end_posted) {
+        client->is_end_posted = true;
+        loop_post(client->rpc->loop, &client->end_task, run_ended, client);
+    }
+}
+
+static void fail_all(struct rpc_client *client, enum shoal_status status, const struct shoal_error *error)
+{
+    struct shoal_error detail = *error;
+    struct list_node *node;
+
+    error_prefix(&detail, "%s", client->address);
+    while ((node = list_first(&client->calls))) {
+        struct call_entry *entry = container_of(node, struct call_entry, node);
+        entry_detach(client, entry);
+        end_soon(client, entry, status, &detail);
+    }
+}
+
+static void arm_timer(struct rpc_client *client)
+{
+    int64_t first = DEADLINE_NONE;
+
+    LIST_FOR_EACH (entry, &client->calls, struct call_entry, node)
+        first = deadline_min(first, entry->deadline_ms);
+    if (first == DEADLINE_NONE)
+        loop_timer_stop(&client->deadline_timer);
+    else
+        loop_timer_start(&client->deadline_timer, deadline_left_ms(first));
+}
+
+static void on_deadline(void *arg)
+{
+    struct rpc_client *client = arg;
+
+    LIST_FOR_EACH_SAFE (entry, &client->calls, struct call_entry, node) {
+        if (deadline_is_past(entry->deadline_ms)) {
+            entry_detach(client, entry);
+            end_soon(client, entry, SHOAL_TIMED_OUT, NULL);
+        }
+    }
+    arm_timer(client);
+}
+
+static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *body)
+{
+    struct rpc_client *client = arg;
+    struct call_entry *entry;
+    struct shoal_error error;
+
+    if (frame->kind != RPC_KIND_RESPONSE)
+        return; /* nobody may call us here; harmless */
+    entry = map_get_u64(&client->by_id, frame->id);
+    if (!entry)
+        return; /* its deadline passed */
+    entry_detach(client, entry);
+    if (frame->status == SHOAL_OK) {
+        entry->done(entry->arg, SHOAL_OK, body, frame->body_len, NULL);
+    } else {
+        enum shoal_status status = (enum shoal_status)frame->status;
+        if (frame->status > 0 || strcmp(shoal_status_name(status), "UNKNOWN") == 0)
+            status = SHOAL_PROTOCOL;
+        error_set(&error, status, 0, "%s: %.*s", client->address, frame->body_len > 300 ? 300 : (int)frame->body_len,
+                  (const char *)body);
+        client->rpc->counters.call_failures++;
+        entry->done(entry->arg, status, NULL, 0, &error);
+    }
+    entry_destroy(entry);
+}
+
+static void on_closed(void *arg, enum shoal_status status, const struct shoal_error *error)
+{
+    struct rpc_client *client = arg;
+
+    client->is_connected = false;
+    rpc_stream_release(&client->stream);
+    fail_all(client, status, error);
+    arm_timer(client);
+}
+
+static const struct rpc_stream_events client_events = {.frame = on_frame, .closed = on_closed};
+
+static bool send_entry(struct rpc_client *client, struct call_entry *entry)
+{
+    int64_t left = deadline_left_ms(entry->deadline_ms);
+    struct rpc_frame frame = {.kind = RPC_KIND_REQUEST,
+                              .method = entry->method,
+                              .id = entry->id,
+                              .body_len = (uint32_t)entry->body_len,
+                              .timeout_ms = left > UINT32_MAX ? UINT32_MAX : (uint32_t)left};
+
+    if (rpc_stream_send(&client->stream, &frame, entry->body))
+        return false;
+    free(entry->body);
+    entry->body = NULL;
+    return true;
+}
+
+static void on_dialed(void *arg, enum shoal_status status, int fd, const struct hello *peer,
+                      const struct shoal_error *error)
+{
+    struct rpc_client *client = arg;
+    struct shoal_error local;
+
+    (void)peer;
+    client->dial = NULL;
+    if (client->is_detached) {
+        if (status == SHOAL_OK)
+            close(fd);
+        free_if_unused(client);
+        return;
+    }
+    if (status == SHOAL_OK) {
+        status = rpc_stream_init(&client->stream, client->rpc->loop, fd, RPC_RESPONSE_MAX_BYTES, &client_events, client,
+                                 &client->rpc->counters, &local);
+        if (status) {
+            close(fd);
+            error = &local;
+        }
+    }
+    if (status) {
+        fail_all(client, status, error);
+        arm_timer(client);
+        return;
+    }
+    client->is_connected = true;
+    LIST_FOR_EACH_SAFE (entry, &client->calls, struct call_entry, node) {
+        if (entry->body && !send_entry(client, entry)) {
+            entry_detach(client, entry);
+            end_soon(client, entry, SHOAL_LIMIT, NULL);
+        }
+    }
+}
+
+enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t instance, int64_t connect_timeout_ms,
+                                  struct rpc_client **client_out, struct shoal_error *error)
+{
+    struct rpc_client *client = calloc(1, sizeof *client);
+    enum shoal_status status;
+
+    if (!client)
+        return error_no_memory(error);
+    status = loop_timer_init(&client->deadline_timer, rpc->loop, on_deadline, client, error);
+    if (status) {
+        free(client);
+        return status;
+    }
+    client->rpc = rpc;
+    snprintf(client->address, sizeof client->address, "%s", address);
+    client->instance = instance;
+    client->connect_timeout_ms = connect_timeout_ms;
+    list_init(&client->calls);
+    list_init(&client->ended);
+    map_init(&client->by_id);
+    *client_out = client;
+    return SHOAL_OK;
+}
+
+void rpc_client_close(struct rpc_client *client)
+{
+    struct list_node *node;
+    struct shoal_error error;
+
+    if (!client)
+        return;
+    client->is_closing = true;
+    if (client->is_connected)
+        rpc_stream_release(&client->stream);
+    client->is_connected = false;
+    loop_timer_release(&client->deadline_timer);
+    error_set(&error, SHOAL_CANCELED, 0, "%s: canceled", client->address);
+    while ((node = list_first(&client->calls))) {
+        struct call_entry *entry = container_of(node, struct call_entry, node);
+        entry_detach(client, entry);
+        list_push_back(&client->ended, &entry->node);
+    }
+    while ((node = list_pop_front(&client->ended))) {
+        struct call_entry *entry = container_of(node, struct call_entry, node);
+        entry->done(entry->arg, SHOAL_CANCELED, NULL, 0, &error);
+        entry_destroy(entry);
+    }
+    map_release(&client->by_id);
+    client->is_detached = true;
+    if (client->dial)
+        endpoint_dial_cancel(client->dial);
+    free_if_unused(client);
+}
+
+void rpc_call(struct rpc_client *client, uint16_t method, const void *body, size_t body_len, int64_t timeout_ms,
+              rpc_done_fn done, void *arg)
+{
+    struct call_entry *entry = calloc(1, sizeof *entry);
+    struct shoal_error error;
+    enum shoal_status status;
+
+    if (!entry) {
+        /* The one case without memory to remember the call: report it from here. Callers treat done as a tail call. */
+        error_no_memory(&error);
+        done(arg, SHOAL_NO_MEMORY, NULL, 0, &error);
+        return;
+    }
+    entry->id = ++client->next_id;
+    entry->deadline_ms = deadline_after_ms(timeout_ms);
+    entry->done = done;
+    entry->arg = arg;
+    entry->method = method;
+    entry->body_len = body_len;
+    entry->body = malloc(body_len ? body_len : 1);
+    client->rpc->counters.calls++;
+    if (!entry->body || client->call_count >= RPC_CALLS_PER_CONNECTION_MAX || client->is_closing) {
+        list_node_init(&entry->node);
+        end_soon(client, entry,
+                 !entry->body         ? SHOAL_NO_MEMORY
+                 : client->is_closing ? SHOAL_CANCELED
+                                      : SHOAL_LIMIT,
+                 NULL);
+        return;
+    }
+    if (body_len)
+        memcpy(entry->body, body, body_len);
+    if (!map_put_u64(&client->by_id, entry->id, entry)) {
+        end_soon(client, entry, SHOAL_NO_MEMORY, NULL);
+        return;
+    }
+    list_push_back(&client->calls, &entry->node);
+    client->call_count++;
+    arm_timer(client);
+    if (client->is_connected) {
+        if (!send_entry(client, entry)) {
+            entry_detach(client, entry);
+            end_soon(client, entry, SHOAL_LIMIT, NULL);
+        }
+    } else if (!client->dial) {
+        status = endpoint_dial(client->rpc->endpoint, client->address, client->instance, HELLO_CHANNEL_CONTROL,
+                               client->connect_timeout_ms, on_dialed, client, &client->dial, &error);
+        if (status)
+            fail_all(client, status, &error);
+    }
+}

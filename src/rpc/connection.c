@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rpc/connection.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+#define READ_CHUNK_BYTES (64u << 10)
+#define PEER_SILENCE_MS 10000u
+
+static void fail(struct rpc_stream *stream, enum shoal_status status, int sys_errno, const char *what)
+{
+    struct shoal_error error;
+
+    if (stream->fd < 0)
+        return;
+    error_set(&error, status, sys_errno, "%s%s%s", what, sys_errno ? ": " : "", sys_errno ? strerror(sys_errno) : "");
+    loop_io_release(&stream->io);
+    close(stream->fd);
+    stream->fd = -1;
+    stream->events->closed(stream->arg, status, &error);
+}
+
+static unsigned wanted_events(const struct rpc_stream *stream)
+{
+    return LOOP_READ | (stream->out.len > stream->out_sent ? LOOP_WRITE : 0u);
+}
+
+/* Hands over every whole frame in the buffer. false: the stream is closed or gone. */
+static bool deliver(struct rpc_stream *stream, const bool *is_gone)
+{
+    size_t used = 0;
+
+    while (stream->in.len - used >= RPC_FRAME_HEADER_BYTES) {
+        struct rpc_frame frame;
+        const uint8_t *at = stream->in.data + used;
+
+        if (rpc_frame_decode(at, stream->max_body, &frame)) {
+            stream->counters->protocol_errors++;
+            fail(stream, SHOAL_PROTOCOL, 0, "malformed or oversized control frame");
+            return false;
+        }
+        if (stream->in.len - used < RPC_FRAME_HEADER_BYTES + frame.body_len)
+            break;
+        used += RPC_FRAME_HEADER_BYTES + frame.body_len;
+        stream->events->frame(stream->arg, &frame, at + RPC_FRAME_HEADER_BYTES);
+        if (*is_gone || stream->fd < 0)
+            return false;
+    }
+    buf_consume(&stream->in, used);
+    return true;
+}
+
+static void on_readable(struct rpc_stream *stream, const bool *is_gone)
+{
+    for (int turn = 0; turn < 8; turn++) { /* bounded: other descriptors wait too */
+        ssize_t got;
+        if (!buf_reserve(&stream->in, READ_CHUNK_BYTES)) {
+            fail(stream, SHOAL_NO_MEMORY, 0, "control frame buffer");
+            return;
+        }
+        got = recv(stream->fd, stream->in.data + stream->in.len, READ_CHUNK_BYTES, 0);
+        if (got < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN)
+                fail(stream, SHOAL_UNREACHABLE, errno, "control connection lost");
+            return;
+        }
+        if (got == 0) {
+            fail(stream, SHOAL_UNREACHABLE, 0, "peer closed the control connection");
+            return;
+        }
+        stream->counters->bytes_in += (uint64_t)got;
+        stream->in.len += (size_t)got;
+        if (!deliver(stream, is_gone))
+            return;
+        if ((size_t)got < READ_CHUNK_BYTES)
+            return;
+    }
+}
+
+static void on_writable(struct rpc_stream *stream)
+{
+    while (stream->out_sent < stream->out.len) {
+        ssize_t sent = send(stream->fd, stream->out.data + stream->out_sent, stream->out.len - stream->out_sent,
+                            MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno == EAGAIN)
+                return;
+            fail(stream, SHOAL_UNREACHABLE, errno, "control connection lost");
+            return;
+        }
+        stream->counters->bytes_out += (uint64_t)sent;
+        stream->out_sent += (size_t)sent;
+    }
+    stream->out.len = stream->out_sent = 0;
+}
+
+static void on_io(void *arg, unsigned events)
+{
+    struct rpc_stream *stream = arg;
+    bool is_gone = false;
+
+    stream->is_gone = &is_gone;
+    if (events & LOOP_WRITE)
+        on_writable(stream);
+    if (!is_gone && stream->fd >= 0 && (events & LOOP_READ))
+        on_readable(stream, &is_gone);
+    if (is_gone)
+        return;
+    stream->is_gone = NULL;
+    if (stream->fd >= 0)
+        loop_io_set(&stream->io, wanted_events(stream));
+}
+
+enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, int fd, uint32_t max_body,
+                                  const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
+                                  struct shoal_error *error)
+{
+    enum shoal_status status;
+    unsigned silence_ms = PEER_SILENCE_MS;
+    int one = 1, seconds = 5, probes = 2;
+
+    *stream = (struct rpc_stream){.fd = fd, .max_body = max_body, .events = events, .arg = arg, .counters = counters};
+    buf_init(&stream->in, RPC_FRAME_HEADER_BYTES + max_body + READ_CHUNK_BYTES);
+    buf_init(&stream->out, RPC_WRITE_QUEUE_MAX_BYTES);
+    status = loop_io_init(&stream->io, loop, fd, on_io, stream, error);
+    if (status) {
+        stream->fd = -1; /* stays the caller's */
+        return status;
+    }
+    /* A peer whose machine vanished is noticed in bounded time even while nothing is sent. */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof silence_ms);
+    loop_io_set(&stream->io, LOOP_READ);
+    return SHOAL_OK;
+}
+
+void rpc_stream_release(struct rpc_stream *stream)
+{
+    if (stream->is_gone)
+        *stream->is_gone = true;
+    stream->is_gone = NULL;
+    if (stream->fd >= 0) {
+        loop_io_release(&stream->io);
+        close(stream->fd);
+        stream->fd = -1;
+    }
+    buf_release(&stream->in);
+    buf_release(&stream->out);
+}
+
+enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body)
+{
+    uint8_t header[RPC_FRAME_HEADER_BYTES];
+
+    if (stream->fd < 0)
+        return SHOAL_UNREACHABLE;
+    if (stream->out_sent && stream->out.len - stream->out_sent < stream->out_sent) {
+        buf_consume(&stream->out, stream->out_sent);
+        stream->out_sent = 0;
+    }
+    if (!buf_reserve(&stream->out, sizeof header + frame->body_len))
+        return SHOAL_LIMIT;
+    rpc_frame_encode(frame, header);
+    buf_append(&stream->out, header, sizeof header);
+    buf_append(&stream->out, body, frame->body_len);
+    /* Written when the loop next finds the socket writable: several frames share a system call and no callback can run
+     * inside the caller. */
+    loop_io_set(&stream->io, wanted_events(stream));
+    return SHOAL_OK;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One control connection: frames in, frames out, bounded both ways. Shared by server and client. Loop thread. */
+#ifndef SHOAL_RPC_CONNECTION_H
+#define SHOAL_RPC_CONNECTION_H
+
+#include "rpc/rpc.h"
+
+#define RPC_WRITE_QUEUE_MAX_BYTES (32u << 20)
+
+struct rpc_stream_events {
+    /* A whole frame. May close the stream. body is valid during the call. */
+    void (*frame)(void *arg, const struct rpc_frame *frame, const uint8_t *body);
+    /* The stream failed and is closed already; release it from inside or later. */
+    void (*closed)(void *arg, enum shoal_status status, const struct shoal_error *error);
+};
+
+struct rpc_stream {
+    int fd; /* owned; -1: closed */
+    struct loop_io io;
+    struct buf in, out;
+    size_t out_sent;
+    uint32_t max_body;
+    bool *is_gone; /* set by release while a callback of this stream is on the stack */
+    const struct rpc_stream_events *events;
+    void *arg;
+    struct rpc_counters *counters;
+};
+
+enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, int fd, uint32_t max_body,
+                                  const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
+                                  struct shoal_error *error);
+/* Closes the descriptor; no callback. */
+void rpc_stream_release(struct rpc_stream *stream);
+/* Queues a frame. LIMIT: the peer does not read; NO_MEMORY. A write error is reported through closed later. */
+enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body);
+#endif

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "rpc/rpc_internal.h"
+
+#define LOG_MODULE "rpc"
+#include "base/log.h"
+
+struct rpc_connection {
+    struct list_node node;
+    struct rpc *rpc; /* borrowed */
+    struct rpc_stream stream;
+    struct list requests; /* struct rpc_request: unanswered */
+    unsigned request_count;
+    char peer[HELLO_NAME_MAX_BYTES + 1];
+};
+
+/* The requests' owners forget them before the connection goes. */
+static void connection_destroy(struct rpc_connection *connection)
+{
+    struct rpc *rpc = connection->rpc;
+    struct list_node *node;
+
+    while ((node = list_pop_front(&connection->requests))) {
+        struct rpc_request *request = container_of(node, struct rpc_request, node);
+        if (request->on_abort)
+            request->on_abort(request);
+        free(request);
+    }
+    rpc_stream_release(&connection->stream);
+    list_remove(&connection->node);
+    rpc->counters.connections--;
+    endpoint_released(rpc->endpoint);
+    free(connection);
+}
+
+static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *body)
+{
+    struct rpc_connection *connection = arg;
+    struct rpc *rpc = connection->rpc;
+    struct rpc_request *request;
+
+    if (frame->kind != RPC_KIND_REQUEST) {
+        rpc->counters.protocol_errors++;
+        LOG_WARN("%s sent a response on a connection that it opened: closing it", connection->peer);
+        connection_destroy(connection);
+        return;
+    }
+    rpc->counters.requests++;
+    request = calloc(1, sizeof *request);
+    if (!request) { /* the caller's deadline ends its call, but it deserves to know now */
+        connection_destroy(connection);
+        return;
+    }
+    request->peer = connection->peer;
+    request->body = body;
+    request->body_len = frame->body_len;
+    request->timeout_ms = frame->timeout_ms;
+    request->connection = connection;
+    request->id = frame->id;
+    request->method = frame->method;
+    list_node_init(&request->owner_node);
+    list_push_back(&connection->requests, &request->node);
+    connection->request_count++;
+    if (connection->request_count > RPC_CALLS_PER_CONNECTION_MAX)
+        rpc_reply(request, SHOAL_LIMIT, "too many unanswered calls", NULL, 0);
+    else if (frame->method >= RPC_METHOD_MAX || !rpc->handlers[frame->method].fn)
+        rpc_reply(request, SHOAL_UNSUPPORTED, "unknown method", NULL, 0);
+    else
+        rpc->handlers[frame->method].fn(rpc->handlers[frame->method].arg, request);
+}
+
+static void on_closed(void *arg, enum shoal_status status, const struct shoal_error *error)
+{
+    struct rpc_connection *connection = arg;
+
+    if (status == SHOAL_PROTOCOL)
+        LOG_WARN("%s: %s", connection->peer, error->message);
+    connection_destroy(connection);
+}
+
+static const struct rpc_stream_events connection_events = {.frame = on_frame, .closed = on_closed};
+
+static void on_accept(void *arg, int fd, const struct hello *peer)
+{
+    struct rpc *rpc = arg;
+    struct rpc_connection *connection = calloc(1, sizeof *connection);
+
+    if (!connection)
+        goto refuse;
+    connection->rpc = rpc;
+    list_init(&connection->requests);
+    snprintf(connection->peer, sizeof connection->peer, "%s", peer->name);
+    if (rpc_stream_init(&connection->stream, rpc->loop, fd, RPC_REQUEST_MAX_BYTES, &connection_events, connection,
+                        &rpc->counters, NULL))
+        goto refuse;
+    list_push_back(&rpc->connections, &connection->node);
+    rpc->counters.connections++;
+    return;
+
+refuse:
+    free(connection);
+    close(fd);
+    endpoint_released(rpc->endpoint);
+}
+
+void rpc_reply(struct rpc_request *request, enum shoal_status status, const char *message, const void *body,
+               size_t body_len)
+{
+    struct rpc_connection *connection = request->connection;
+    struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE, .method = request->method, .id = request->id};
+
+    list_remove(&request->node);
+    list_remove(&request->owner_node);
+    connection->request_count--;
+    free(request);
+    if (status) {
+        body = message;
+        body_len = message ? strlen(message) : 0;
+    }
+    if (body_len > RPC_RESPONSE_MAX_BYTES) {
+        status = SHOAL_LIMIT;
+        body = "response too large";
+        body_len = strlen(body);
+    }
+    frame.status = status;
+    frame.body_len = (uint32_t)body_len;
+    connection->rpc->counters.replies++;
+    /* A peer that takes no answers loses them; its calls end by their deadlines, the stream by TCP_USER_TIMEOUT. */
+    if (rpc_stream_send(&connection->stream, &frame, body) == SHOAL_LIMIT)
+        LOG_WARN("%s does not read its answers: one was dropped", connection->peer);
+}
+
+void rpc_set_handler(struct rpc *rpc, uint16_t method, rpc_handler_fn fn, void *arg)
+{
+    rpc->handlers[method].fn = fn;
+    rpc->handlers[method].arg = arg;
+}
+
+enum shoal_status rpc_create(struct loop *loop, struct endpoint *endpoint, struct rpc **rpc_out,
+                             struct shoal_error *error)
+{
+    struct rpc *rpc = calloc(1, sizeof *rpc);
+
+    if (!rpc)
+        return error_no_memory(error);
+    rpc->loop = loop;
+    rpc->endpoint = endpoint;
+    list_init(&rpc->connections);
+    endpoint_set_handler(endpoint, HELLO_CHANNEL_CONTROL, on_accept, rpc);
+    *rpc_out = rpc;
+    return SHOAL_OK;
+}
+
+static void close_connections(void *arg)
+{
+    struct rpc *rpc = arg;
+    struct list_node *node;
+
+    while ((node = list_first(&rpc->connections)))
+        connection_destroy(container_of(node, struct rpc_connection, node));
+}
+
+void rpc_destroy(struct rpc *rpc)
+{
+    if (!rpc)
+        return;
+    endpoint_set_handler(rpc->endpoint, HELLO_CHANNEL_CONTROL, NULL, NULL);
+    loop_call(rpc->loop, close_connections, rpc);
+    free(rpc);
+}
+
+void rpc_counters(const struct rpc *rpc, struct rpc_counters *out)
+{
+    *out = rpc->counters;
+}
