@@ -41,7 +41,6 @@ struct rpc_client {
     struct loop_timer deadline_timer;
     struct loop_task end_task;
     bool is_end_posted;
-    bool is_closing;
     bool is_running_ended; /* run_ended is on the stack */
     bool is_detached;      /* closed while the dial or the task was outstanding: the last of them frees */
 };
@@ -257,7 +256,6 @@ void rpc_client_close(struct rpc_client *client)
 
     if (!client)
         return;
-    client->is_closing = true;
     if (client->is_connected)
         rpc_stream_release(&client->stream);
     client->is_connected = false;
@@ -280,44 +278,36 @@ void rpc_client_close(struct rpc_client *client)
     free_if_unused(client);
 }
 
-void rpc_call(struct rpc_client *client, uint16_t method, const void *body, size_t body_len, int64_t timeout_ms,
-              rpc_done_fn done, void *arg)
+enum shoal_status rpc_call(struct rpc_client *client, uint16_t method, const void *body, size_t body_len,
+                           int64_t timeout_ms, rpc_done_fn done, void *arg)
 {
     struct call_entry *entry = calloc(1, sizeof *entry);
     struct shoal_error error;
     enum shoal_status status;
 
-    if (!entry) {
-        /* The one case without memory to remember the call: report it from here. Callers treat done as a tail call. */
-        error_no_memory(&error);
-        done(arg, SHOAL_NO_MEMORY, NULL, 0, &error);
-        return;
-    }
-    entry->id = ++client->next_id;
-    entry->deadline_ms = deadline_after_ms(timeout_ms);
-    entry->done = done;
-    entry->arg = arg;
-    entry->method = method;
-    entry->body_len = body_len;
+    if (!entry)
+        return SHOAL_NO_MEMORY;
+    *entry = (struct call_entry){.id = ++client->next_id,
+                                 .deadline_ms = deadline_after_ms(timeout_ms),
+                                 .done = done,
+                                 .arg = arg,
+                                 .method = method,
+                                 .body_len = body_len};
     entry->body = malloc(body_len ? body_len : 1);
-    client->rpc->counters.calls++;
-    if (!entry->body || client->call_count >= RPC_CALLS_PER_CONNECTION_MAX || client->is_closing) {
-        list_node_init(&entry->node);
-        end_soon(client, entry,
-                 !entry->body         ? SHOAL_NO_MEMORY
-                 : client->is_closing ? SHOAL_CANCELED
-                                      : SHOAL_LIMIT,
-                 NULL);
-        return;
+    if (!entry->body || !map_put_u64(&client->by_id, entry->id, entry)) {
+        entry_destroy(entry);
+        return SHOAL_NO_MEMORY;
     }
     if (body_len)
         memcpy(entry->body, body, body_len);
-    if (!map_put_u64(&client->by_id, entry->id, entry)) {
-        end_soon(client, entry, SHOAL_NO_MEMORY, NULL);
-        return;
-    }
     list_push_back(&client->calls, &entry->node);
     client->call_count++;
+    client->rpc->counters.calls++;
+    if (client->call_count > RPC_CALLS_PER_CONNECTION_MAX) {
+        entry_detach(client, entry);
+        end_soon(client, entry, SHOAL_LIMIT, NULL);
+        return SHOAL_OK;
+    }
     arm_timer(client);
     if (client->is_connected) {
         if (!send_entry(client, entry)) {
@@ -330,4 +320,5 @@ void rpc_call(struct rpc_client *client, uint16_t method, const void *body, size
         if (status)
             fail_all(client, status, &error);
     }
+    return SHOAL_OK;
 }

@@ -68,12 +68,13 @@ enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t
 /* Ends its calls with CANCELED (their done runs before this returns) and closes the connection. NULL is allowed. */
 void rpc_client_close(struct rpc_client *client);
 
-/* done runs exactly once, never from inside rpc_call. status OK: body is the response. Else the peer's status with its
- * text in error, or UNREACHABLE, TIMED_OUT, PROTOCOL, CANCELED, LIMIT (too many calls or bytes queued), NO_MEMORY. */
+/* done runs exactly once if OK is returned, never from inside rpc_call; NO_MEMORY: no done. status OK: body is the
+ * response. Else the peer's status with its text in error, or UNREACHABLE, TIMED_OUT, PROTOCOL, CANCELED, LIMIT (too
+ * many calls or bytes queued), NO_MEMORY. */
 typedef void (*rpc_done_fn)(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
                             const struct shoal_error *error);
-void rpc_call(struct rpc_client *client, uint16_t method, const void *body, size_t body_len, int64_t timeout_ms,
-              rpc_done_fn done, void *arg);
+enum shoal_status rpc_call(struct rpc_client *client, uint16_t method, const void *body, size_t body_len,
+                           int64_t timeout_ms, rpc_done_fn done, void *arg);
 
 struct rpc_counters {
     uint64_t requests, replies, calls, call_failures, protocol_errors, bytes_in, bytes_out;
