@@ -36,6 +36,13 @@ void map_release(struct map *map)
     map->bucket_count = map->count = 0;
 }
 
+static bool is_key_of(const struct map_entry *entry, const void *key, size_t key_len, uint64_t hash)
+{
+    if (entry->hash != hash || entry->key_len != key_len)
+        return false;
+    return key_len == 0 || memcmp(entry->key, key, key_len) == 0; /* the empty key may come as NULL */
+}
+
 /* The link that points at the entry, or at the NULL that ends its chain. NULL: no table yet. */
 static struct map_entry **find(const struct map *map, const void *key, size_t key_len, uint64_t hash)
 {
@@ -44,7 +51,7 @@ static struct map_entry **find(const struct map *map, const void *key, size_t ke
     if (!map->bucket_count)
         return NULL;
     link = &map->buckets[hash & (map->bucket_count - 1)];
-    while (*link && ((*link)->hash != hash || (*link)->key_len != key_len || memcmp((*link)->key, key, key_len) != 0))
+    while (*link && !is_key_of(*link, key, key_len, hash))
         link = &(*link)->next;
     return link;
 }
