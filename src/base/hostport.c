@@ -2,6 +2,7 @@
 #include "base/hostport.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,15 @@ static bool is_v6_text(const char *host)
     const char *zone = strchr(host, '%'); /* fe80::1%eth0 */
     size_t len = zone ? (size_t)(zone - host) : strlen(host);
 
+    if (zone) {
+        size_t zone_len = strlen(++zone);
+        if (zone_len == 0 || zone_len >= IFNAMSIZ)
+            return false;
+        for (; *zone; zone++) {
+            if (!is_host_char(*zone))
+                return false;
+        }
+    }
     memcpy(address, host, len);
     address[len] = '\0';
     return inet_pton(AF_INET6, address, &ignored) == 1;

@@ -86,7 +86,11 @@ static void refused(void **state)
         ":::",
         "[::1]]:80",
         "12345::1",
-        "[::1%]:x",
+        "[::1%]:1",
+        "::1%a b",
+        "::1%a\n",
+        "[::%[::0/]:1",
+        "[fe80::1%sixteen-bytes-xx]:1",
         long_host,
         long_v6,
     };
