@@ -19,8 +19,10 @@
 #include "base/call.h"
 
 #define META_KEY_MAX_BYTES 4096
-#define META_VALUE_MAX_BYTES (1u << 20) /* etcd's request limit is 1.5 MiB before base64 */
-#define META_TXN_MAX_OPS 128
+#define META_VALUE_MAX_BYTES (1u << 20)                /* etcd's request limit is 1.5 MiB before base64 */
+#define META_TXN_MAX_OPS 128                           /* compares, and operations */
+#define META_TXN_MAX_BYTES ((1u << 20) + (256u << 10)) /* keys and values of one transaction */
+#define META_LEASE_MAX_MS (24ll * 3600 * 1000)
 
 struct meta;
 struct meta_watch;
@@ -86,9 +88,10 @@ struct meta_op {
 };
 
 /* Applies all ops if all compares hold, else nothing. is_applied_out tells which; revision_out (may be NULL): store
- * revision afterwards. A delete of an absent key is fine. NOT_FOUND: a lease of a put does not exist (nothing is
- * applied). If the answer is lost the call returns METADATA or TIMED_OUT and the change may or may not have happened.
- */
+ * revision afterwards. A delete of an absent key is fine. Changing one key twice (put and put, put and delete) is
+ * INVALID_ARGUMENT, as are more than META_TXN_MAX_BYTES of keys and values. NOT_FOUND: a lease of a put does not exist
+ * (nothing is applied). If the answer is lost the call returns METADATA or TIMED_OUT and the change may or may not have
+ * happened. */
 enum shoal_status meta_txn(struct meta *meta, const struct meta_compare *compares, size_t compare_count,
                            const struct meta_op *ops, size_t op_count, const struct call *call, bool *is_applied_out,
                            int64_t *revision_out, struct shoal_error *error);
