@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every command shares: settings, the way to say what went wrong, results, signals, the store. */
+#ifndef SHOAL_CMD_APP_H
+#define SHOAL_CMD_APP_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <shoal/store.h>
+
+#include "options.h"
+
+/* Documented in `shoal help exit-codes` and docs/cli.md; never renumbered. A signal adds 128. */
+enum exit_code {
+    EXIT_CODE_OK = 0,
+    EXIT_CODE_FAILURE = 1,
+    EXIT_CODE_USAGE = 2,
+    EXIT_CODE_NOT_FOUND = 3,
+    EXIT_CODE_EXISTS = 4,
+    EXIT_CODE_CORRUPTED = 5,
+    EXIT_CODE_TIMED_OUT = 6,
+    EXIT_CODE_METADATA = 7,
+    EXIT_CODE_NO_SOURCE = 8,
+    EXIT_CODE_ADDRESS = 9,
+    EXIT_CODE_REPLACED = 10,
+    EXIT_CODE_NO_SPACE = 11,
+};
+
+struct app {
+    const struct command *command;
+    struct settings settings;
+    char *metadata_uri;          /* owned; of --metadata or the default */
+    struct shoal_cancel *cancel; /* owned; triggered by the first signal */
+    int64_t deadline_ms;         /* of --timeout; INT64_MAX: none */
+    struct shoal_store *store;   /* owned */
+};
+
+/* --- report.c: what is said --- */
+
+enum exit_code exit_code_of(enum shoal_status status);
+/* "shoal get: WHAT: message" and what to do on stderr (and an object with --json on stdout). Returns the exit code; 128
+ * + n if signal n is why. */
+int report_failure(const struct app *app, const struct shoal_error *error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void report_warning(const struct app *app, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Shown unless -q. */
+void report_note(const struct app *app, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Installs the log sink for -v / -q. */
+void report_start_log(const struct app *app);
+
+/* One line on stdout, flushed; takes the reference. NULL: out of memory, reported. */
+void json_print(json_t *value);
+/* A JSON string of text; bytes that are not UTF-8 become '?'. */
+json_t *json_text(const char *text);
+
+/* --- signals.c --- */
+
+/* Blocks SIGINT, SIGTERM, SIGHUP for all threads and starts one that waits for them: the first triggers cancel, the
+ * second ends the process at once. */
+enum shoal_status signals_start(struct shoal_cancel *cancel, struct shoal_error *error);
+void signals_stop(void);
+int signals_received(void); /* 0: none */
+/* Sleeps; true as soon as a signal has been received. */
+bool signals_wait_ms(int timeout_ms);
+
+/* --- runtime.c --- */
+
+/* The default metadata URI; its directory is made (0700) and checked for its owner. */
+enum shoal_status runtime_metadata_uri(char **uri_out, struct shoal_error *error);
+/* A call with what is left of --timeout. */
+struct shoal_call app_call(const struct app *app);
+/* Joins the cluster; any_port: with the host of --name and a free port. */
+enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_error *error);
+/* stat with the deadline of app; waits for the payload if --wait. */
+enum shoal_status app_find_payload(struct app *app, const char *name, struct shoal_payload_info **info_out,
+                                   struct shoal_error *error);
+/* Prints what is served until a signal. */
+void app_serve(struct app *app, const char *name, void (*check)(void *arg), void *check_arg);
+/* How many more memory maps this process may have. */
+enum shoal_status runtime_check_map_count(size_t needed, struct shoal_error *error);
+
+/* --- commands --- */
+
+extern const struct command command_seed, command_get, command_ls, command_stat, command_doctor, command_version,
+    command_help, command_completion, command_man;
+
+#endif

@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "app.h"
+
+const struct command *const commands[] = {
+    &command_seed,    &command_get,  &command_ls,         &command_stat, &command_doctor,
+    &command_version, &command_help, &command_completion, &command_man,  NULL};

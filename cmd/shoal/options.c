@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "options.h"
+
+#include <ctype.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "units.h"
+
+#define OPTIONS_MAX 32
+#define FIRST_LONG 256 /* getopt value of the option with index 0; letters are below */
+
+const struct option_spec options_common[] = {
+    {OPTION_TEXT, 'm', "metadata", "URI", "SHOAL_METADATA", offsetof(struct settings, metadata), .complete = "file",
+     .help =
+         "Where nodes meet: sqlite:PATH on one machine, etcd://HOST:PORT[,HOST:PORT...] in a cluster. Without it, a "
+         "SQLite file in the user's runtime directory."},
+    {OPTION_TEXT, 'n', "name", "HOST:PORT", "SHOAL_NAME", offsetof(struct settings, name),
+     .help = "The address of this node, which the other nodes reach it at; port 0 is any free port. Default: "
+             "127.0.0.1:0, for nodes of one machine. ls, stat and doctor use its host and any free port."},
+    {OPTION_TEXT, 0, "cluster", "NAME", "SHOAL_CLUSTER", offsetof(struct settings, cluster),
+     .help = "Nodes of different clusters refuse each other. Default: default."},
+    {OPTION_DURATION, 't', "timeout", "DURATION", "SHOAL_TIMEOUT", offsetof(struct settings, timeout_ms),
+     .help = "How long the command may take (seed, get --seed: until it serves), as 500ms, 30s, 5m, 1h; none: as long "
+             "as it needs. Default: short for requests to the metadata service, none for hashing and transfer, where a "
+             "source that stalls is left after 10 s."},
+    {OPTION_FLAG, 'j', "json", NULL, "SHOAL_JSON", offsetof(struct settings, is_json),
+     .help = "Results, progress and errors as JSON on standard output, one object a line."},
+    {OPTION_VERBOSE, 'v', "verbose", NULL, "SHOAL_VERBOSE", offsetof(struct settings, verbosity),
+     .help = "Say more on standard error: once for what happens, twice for details, three times for everything."},
+    {OPTION_QUIET, 'q', "quiet", NULL, "SHOAL_QUIET", offsetof(struct settings, verbosity),
+     .help = "Only errors on standard error, no progress."},
+    {OPTION_END},
+};
+
+static const struct option_spec options_help[] = {
+    {OPTION_FLAG, 'h', "help", NULL, NULL, offsetof(struct settings, wants_help), .help = "Show this help."},
+    {OPTION_END},
+};
+
+const struct command *command_find(const char *name)
+{
+    for (const struct command *const *command = commands; *command; command++)
+        if (strcmp((*command)->name, name) == 0)
+            return *command;
+    return NULL;
+}
+
+void options_set_defaults(struct settings *settings)
+{
+    *settings = (struct settings){.name = "127.0.0.1:0", .cluster = "default", .dir = "."};
+}
+
+void options_for_each(const struct command *command, void (*fn)(void *arg, const struct option_spec *spec), void *arg)
+{
+    const struct option_spec *const tables[] = {command->options, command->has_common_options ? options_common : NULL,
+                                                options_help};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const struct option_spec *spec = tables[i]; spec && spec->kind != OPTION_END; spec++)
+            fn(arg, spec);
+}
+
+struct option_set {
+    const struct option_spec *specs[OPTIONS_MAX];
+    size_t count;
+};
+
+static void collect(void *arg, const struct option_spec *spec)
+{
+    struct option_set *set = arg;
+    if (set->count < OPTIONS_MAX)
+        set->specs[set->count++] = spec;
+}
+
+static bool parse_bool(const char *text, bool *value_out)
+{
+    static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no", "off"};
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++) {
+        if (strcasecmp(text, yes[i]) == 0 || strcasecmp(text, no[i]) == 0) {
+            *value_out = strcasecmp(text, yes[i]) == 0;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* NULL: stored; else what was expected. text is NULL for an option without argument on the command line. */
+static const char *store(const struct option_spec *spec, struct settings *settings, const char *text)
+{
+    void *at = (char *)settings + spec->offset;
+    bool on = true;
+    uint64_t number;
+    switch (spec->kind) {
+    case OPTION_FLAG:
+        if (text && !parse_bool(text, &on))
+            return "must be 1 or 0";
+        *(bool *)at = on;
+        return NULL;
+    case OPTION_VERBOSE:
+        if (!text) {
+            int before = *(int *)at < 0 ? 0 : *(int *)at;
+            *(int *)at = before < 3 ? before + 1 : 3;
+            return NULL;
+        }
+        if (!units_parse_uint(text, 0, 3, &number))
+            return "must be 0, 1, 2 or 3";
+        *(int *)at = (int)number;
+        return NULL;
+    case OPTION_QUIET:
+        if (text && !parse_bool(text, &on))
+            return "must be 1 or 0";
+        if (on)
+            *(int *)at = -1;
+        return NULL;
+    case OPTION_TEXT:
+        if (!*text)
+            return "must not be empty";
+        *(const char **)at = text;
+        return NULL;
+    case OPTION_SIZE:
+        if (!units_parse_size(text, &number) || number == 0)
+            return "must be a size of at least 1 byte, such as 64M, 64MiB or 67108864";
+        *(uint64_t *)at = number;
+        return NULL;
+    case OPTION_DURATION:
+        if (!units_parse_duration(text, at))
+            return "must be a duration, such as 500ms, 30s, 5m or none";
+        return NULL;
+    case OPTION_UINT: {
+        static char expected[80];
+        if (!units_parse_uint(text, spec->min, spec->max, at)) {
+            snprintf(expected, sizeof expected, "must be a whole number from %llu to %llu",
+                     (unsigned long long)spec->min, (unsigned long long)spec->max);
+            return expected;
+        }
+        return NULL;
+    }
+    case OPTION_END:
+        break;
+    }
+    return "cannot be set";
+}
+
+static void usage_error(const struct command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void usage_error(const struct command *command, const char *format, ...)
+{
+    char text[512], shown[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "shoal %s: %s\n  try: shoal help %s\n", command->name, units_printable(text, shown, sizeof shown),
+            command->name);
+}
+
+static bool parse_environment(const struct command *command, const struct option_set *set, struct settings *settings)
+{
+    for (size_t i = 0; i < set->count; i++) {
+        const char *text = set->specs[i]->env ? getenv(set->specs[i]->env) : NULL;
+        if (!text || !*text)
+            continue;
+        const char *expected = store(set->specs[i], settings, text);
+        if (expected) {
+            usage_error(command, "environment variable %s is \"%s\": it %s", set->specs[i]->env, text, expected);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The word of argv that getopt_long complained about. */
+static const char *current_word(int argc, char **argv)
+{
+    return optind > 0 && optind <= argc ? argv[optind - 1] : "";
+}
+
+bool options_parse(const struct command *command, int argc, char **argv, struct settings *settings, int *first_out)
+{
+    struct option_set set = {.count = 0};
+    struct option long_options[OPTIONS_MAX + 1] = {{0}};
+    char short_options[3 * OPTIONS_MAX + 2] = ":"; /* ':' first: tell a missing argument from an unknown option */
+    size_t short_len = 1;
+    options_for_each(command, collect, &set);
+    for (size_t i = 0; i < set.count; i++) {
+        const struct option_spec *spec = set.specs[i];
+        long_options[i] = (struct option){.name = spec->name,
+                                          .has_arg = spec->argument ? required_argument : no_argument,
+                                          .val = FIRST_LONG + (int)i};
+        if (spec->letter) {
+            short_options[short_len++] = spec->letter;
+            if (spec->argument)
+                short_options[short_len++] = ':';
+        }
+    }
+    short_options[short_len] = '\0';
+    if (!parse_environment(command, &set, settings))
+        return false;
+
+    optind = 0; /* glibc: begin anew */
+    opterr = 0;
+    for (int code; (code = getopt_long(argc, argv, short_options, long_options, NULL)) != -1;) {
+        if (code == ':') {
+            usage_error(command, "option %s needs an argument", current_word(argc, argv));
+            return false;
+        }
+        if (code == '?') {
+            const char *word = current_word(argc, argv);
+            char letter[] = {'-', (char)optopt, '\0'};
+            bool is_long = strncmp(word, "--", 2) == 0;
+            if (optopt >= FIRST_LONG)
+                usage_error(command, "option --%s takes no argument", set.specs[optopt - FIRST_LONG]->name);
+            else
+                usage_error(command, "unknown or ambiguous option %s", is_long || !optopt ? word : letter);
+            return false;
+        }
+        const struct option_spec *spec = NULL;
+        for (size_t i = 0; i < set.count; i++)
+            if (code == FIRST_LONG + (int)i || (set.specs[i]->letter && code == set.specs[i]->letter))
+                spec = set.specs[i];
+        if (!spec)
+            continue;
+        const char *expected = store(spec, settings, optarg);
+        if (expected) {
+            usage_error(command, "option --%s is \"%s\": it %s", spec->name, optarg ? optarg : "", expected);
+            return false;
+        }
+    }
+    *first_out = optind;
+    if (settings->wants_help)
+        return true;
+    int count = argc - optind;
+    if (count < command->min_arguments) {
+        usage_error(command, "too few arguments: %s", command->arguments);
+        return false;
+    }
+    if (command->max_arguments >= 0 && count > command->max_arguments) {
+        usage_error(command, "too many arguments: \"%s\"", argv[optind + command->max_arguments]);
+        return false;
+    }
+    return true;
+}
+
+void text_print_wrapped(FILE *to, const char *text, int indent, int column, int width)
+{
+    bool is_line_start = column >= indent;
+    if (column > indent) {
+        fputc('\n', to);
+        column = 0;
+    }
+    while (*text) {
+        if (*text == '\n') {
+            fputc('\n', to);
+            column = 0;
+            is_line_start = true;
+            text++;
+            continue;
+        }
+        size_t len = strcspn(text, " \n");
+        if (len == 0) {
+            text++;
+            continue;
+        }
+        if (!is_line_start && column + 1 + (int)len > width) {
+            fputc('\n', to);
+            column = 0;
+        }
+        if (column < indent) {
+            fprintf(to, "%*s", indent - column, "");
+            column = indent;
+            is_line_start = true;
+        }
+        if (!is_line_start) {
+            fputc(' ', to);
+            column++;
+        }
+        fwrite(text, 1, len, to);
+        column += (int)len;
+        is_line_start = false;
+        text += len;
+    }
+    fputc('\n', to);
+}
+
+struct print_state {
+    FILE *to;
+    int width;
+};
+
+static void print_option(void *arg, const struct option_spec *spec)
+{
+    struct print_state *state = arg;
+    int column = spec->letter ? fprintf(state->to, "  -%c, ", spec->letter) : fprintf(state->to, "      ");
+    column +=
+        fprintf(state->to, "--%s%s%s", spec->name, spec->argument ? " " : "", spec->argument ? spec->argument : "");
+    column += fprintf(state->to, "  ");
+    char text[1024];
+    snprintf(text, sizeof text, "%s%s%s%s", spec->help, spec->env ? " [" : "", spec->env ? spec->env : "",
+             spec->env ? "]" : "");
+    text_print_wrapped(state->to, text, 28, column, state->width);
+}
+
+void options_print(FILE *to, const struct command *command, int width)
+{
+    struct print_state state = {to, width};
+    options_for_each(command, print_option, &state);
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One table of options per command: parsing, --help, shell completion, man page and reference are all made from it
+ * (the idea is git's parse-options). */
+#ifndef SHOAL_CMD_OPTIONS_H
+#define SHOAL_CMD_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* The values of all options of all commands; a command reads those of its own table. */
+struct settings {
+    /* common */
+    const char *metadata; /* NULL: the default file */
+    const char *name;
+    const char *cluster;
+    int64_t timeout_ms; /* 0: each step's own default; < 0: none */
+    bool is_json;
+    int verbosity; /* -1: errors only, 0: warnings, 1: info, 2: debug, 3: trace */
+    bool wants_help;
+    /* seed */
+    uint64_t max_shard_size, piece_size; /* 0: chosen */
+    bool is_forced, follows_links;
+    /* get */
+    bool keeps_seeding, skips_verify, skips_share, waits, keeps_existing, syncs;
+    uint64_t max_sources;
+    /* stat */
+    bool lists_files;
+    /* doctor */
+    const char *dir;
+    /* man */
+    bool is_markdown;
+};
+
+enum option_kind {
+    OPTION_END,
+    OPTION_FLAG,     /* bool */
+    OPTION_VERBOSE,  /* int: one more each time */
+    OPTION_QUIET,    /* int: -1 */
+    OPTION_TEXT,     /* const char *: not empty */
+    OPTION_SIZE,     /* uint64_t: bytes, at least 1 */
+    OPTION_DURATION, /* int64_t: ms, -1 for none */
+    OPTION_UINT,     /* uint64_t: min..max */
+};
+
+struct option_spec {
+    enum option_kind kind;
+    char letter;          /* 0: none */
+    const char *name;     /* without the dashes */
+    const char *argument; /* shown in help; NULL: takes none */
+    const char *env;      /* NULL: none */
+    size_t offset;        /* in struct settings */
+    uint64_t min, max;    /* OPTION_UINT */
+    const char *complete; /* "file", "dir" or NULL */
+    const char *help;
+};
+
+struct app;
+
+struct command {
+    const char *name;
+    const char *arguments;             /* for the synopsis */
+    const char *summary;               /* a few words */
+    const char *text;                  /* what it does, in paragraphs */
+    const struct option_spec *options; /* its own; NULL: none */
+    bool has_common_options;           /* those of a node: --metadata and so on */
+    int min_arguments, max_arguments;  /* max < 0: any number */
+    int (*run)(struct app *app, int count, char **arguments);
+};
+
+extern const struct option_spec options_common[];
+extern const struct command *const commands[]; /* ends with NULL */
+
+const struct command *command_find(const char *name);
+
+/* Environment first, then argv (argv[0] is the command). Arguments that are no options are moved to the end; first_out
+ * is the index of the first one. false: a message has been printed to stderr. */
+bool options_parse(const struct command *command, int argc, char **argv, struct settings *settings, int *first_out);
+void options_set_defaults(struct settings *settings);
+
+/* "  -f, --force           text": written with wrapping, width columns. */
+void options_print(FILE *to, const struct command *command, int width);
+/* Writes text wrapped to width, each line after indent spaces; a newline in text ends a line. */
+void text_print_wrapped(FILE *to, const char *text, int indent, int column, int width);
+
+/* Calls fn for each option of the command, its own first. */
+void options_for_each(const struct command *command, void (*fn)(void *arg, const struct option_spec *spec), void *arg);
+
+#endif

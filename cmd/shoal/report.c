@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app.h"
+#include "terminal.h"
+#include "units.h"
+
+enum exit_code exit_code_of(enum shoal_status status)
+{
+    switch (status) {
+    case SHOAL_OK:
+        return EXIT_CODE_OK;
+    case SHOAL_INVALID_ARGUMENT:
+        return EXIT_CODE_USAGE;
+    case SHOAL_PAYLOAD_NOT_FOUND:
+    case SHOAL_NOT_FOUND:
+        return EXIT_CODE_NOT_FOUND;
+    case SHOAL_EXISTS:
+    case SHOAL_PAYLOAD_OPENED:
+        return EXIT_CODE_EXISTS;
+    case SHOAL_CORRUPTED:
+    case SHOAL_PROTOCOL:
+        return EXIT_CODE_CORRUPTED;
+    case SHOAL_TIMED_OUT:
+        return EXIT_CODE_TIMED_OUT;
+    case SHOAL_METADATA:
+        return EXIT_CODE_METADATA;
+    case SHOAL_NO_SOURCE:
+        return EXIT_CODE_NO_SOURCE;
+    case SHOAL_NAME_IN_USE:
+    case SHOAL_ADDRESS:
+        return EXIT_CODE_ADDRESS;
+    case SHOAL_REPLACED:
+        return EXIT_CODE_REPLACED;
+    case SHOAL_NO_SPACE:
+        return EXIT_CODE_NO_SPACE;
+    default:
+        return EXIT_CODE_FAILURE;
+    }
+}
+
+/* What the user can do about it. */
+static const char *hint_of(const struct app *app, enum shoal_status status)
+{
+    bool is_get = app->command == &command_get, is_seed = app->command == &command_seed;
+    switch (status) {
+    case SHOAL_INVALID_ARGUMENT:
+        return "see: shoal help COMMAND";
+    case SHOAL_PAYLOAD_NOT_FOUND:
+        return is_get ? "see what there is with: shoal ls; or wait for it with: shoal get --wait"
+                      : "see what there is with: shoal ls";
+    case SHOAL_EXISTS:
+        return is_seed ? "choose another name, or replace the payload with --force" : NULL;
+    case SHOAL_METADATA:
+        return "check --metadata and the service with: shoal doctor";
+    case SHOAL_NAME_IN_USE:
+        return "choose another port with --name HOST:PORT (port 0: any free one), or end the node that has it";
+    case SHOAL_ADDRESS:
+        return "give an address of this machine with --name HOST:PORT; shoal doctor checks it";
+    case SHOAL_NO_SOURCE:
+        return "its sources are gone or cannot be reached: start one with shoal seed, see shoal stat NAME";
+    case SHOAL_CORRUPTED:
+        return "the source's files may have changed since it registered them: seed them again with --force";
+    case SHOAL_REPLACED:
+        return "the payload was registered anew meanwhile: run the command again for the new one";
+    case SHOAL_TIMED_OUT:
+        return "allow more time with --timeout, or see shoal doctor";
+    case SHOAL_NO_SPACE:
+        return "free some space or choose another directory; nothing was left there";
+    case SHOAL_NO_MEMORY:
+        return "see ulimit -v, vm.max_map_count and free memory";
+    default:
+        return NULL;
+    }
+}
+
+json_t *json_text(const char *text)
+{
+    size_t len = strlen(text);
+    if (units_is_utf8(text, len))
+        return json_stringn(text, len);
+    char *copy = malloc(len + 1);
+    if (!copy)
+        return NULL;
+    units_printable(text, copy, len + 1);
+    json_t *value = json_string(copy);
+    free(copy);
+    return value;
+}
+
+void json_print(json_t *value)
+{
+    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    if (text) {
+        puts(text);
+        fflush(stdout);
+    } else {
+        terminal_say("shoal: out of memory for JSON output");
+    }
+    free(text);
+    json_decref(value);
+}
+
+static void say(const struct app *app, const char *kind, const char *format, va_list arguments)
+{
+    char text[1024], shown[1024], line[1200];
+    vsnprintf(text, sizeof text, format, arguments);
+    units_printable(text, shown, sizeof shown);
+    snprintf(line, sizeof line, "shoal %s: %s%s", app->command->name, kind, shown);
+    terminal_say(line);
+}
+
+int report_failure(const struct app *app, const struct shoal_error *error, const char *format, ...)
+{
+    int signal_number = signals_received();
+    bool is_interrupted = signal_number && error->status == SHOAL_CANCELED;
+    int code = is_interrupted ? 128 + signal_number : (int)exit_code_of(error->status);
+    const char *hint = is_interrupted ? NULL : hint_of(app, error->status);
+    char what[512], shown[512], message[sizeof error->message], line[1400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    units_printable(what, shown, sizeof shown);
+    units_printable(error->message[0] ? error->message : shoal_status_text(error->status), message, sizeof message);
+    if (is_interrupted)
+        snprintf(message, sizeof message, "ended by %s; nothing was left behind",
+                 signal_number == 2    ? "SIGINT"
+                 : signal_number == 15 ? "SIGTERM"
+                                       : "SIGHUP");
+    snprintf(line, sizeof line, "shoal %s: %s: %s", app->command->name, shown, message);
+    terminal_say(line);
+    if (hint) {
+        snprintf(line, sizeof line, "  try: %s", hint);
+        terminal_say(line);
+    }
+    if (app->settings.is_json) {
+        json_t *object =
+            json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:o?}", "event", "error", "command", app->command->name, "status",
+                      shoal_status_name(error->status), "exit_code", code, "tried", json_text(shown), "message",
+                      json_text(message), "hint", hint ? json_string(hint) : NULL);
+        json_print(object);
+    }
+    return code;
+}
+
+void report_warning(const struct app *app, const char *format, ...)
+{
+    if (app->settings.verbosity < 0)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    say(app, "warning: ", format, arguments);
+    va_end(arguments);
+}
+
+void report_note(const struct app *app, const char *format, ...)
+{
+    if (app->settings.verbosity < 0)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    say(app, "", format, arguments);
+    va_end(arguments);
+}
+
+static void log_line(void *arg, enum shoal_log_level level, const char *module, const char *message)
+{
+    static const char *const names[] = {"error", "warning", "info", "debug", "trace"};
+    (void)arg;
+    char line[1400], shown[1200];
+    snprintf(line, sizeof line, "shoal: %s: %s: %s", names[level <= SHOAL_LOG_TRACE ? level : SHOAL_LOG_TRACE], module,
+             units_printable(message, shown, sizeof shown));
+    terminal_say(line);
+}
+
+void report_start_log(const struct app *app)
+{
+    int level = SHOAL_LOG_WARN + app->settings.verbosity;
+    shoal_log_set(log_line, NULL, (enum shoal_log_level)(level > SHOAL_LOG_TRACE ? SHOAL_LOG_TRACE : level));
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "app.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hostport.h"
+#include "terminal.h"
+#include "units.h"
+
+/* Ours alone: nobody else could have put a database there for us to trust. */
+static enum shoal_status check_directory(const char *path, struct shoal_error *error)
+{
+    struct stat info;
+    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+        return error_set(error, SHOAL_IO, errno, "cannot make %s for the metadata: %s; give --metadata URI", path,
+                         strerror(errno));
+    if (lstat(path, &info) != 0)
+        return error_set(error, SHOAL_IO, errno, "cannot look at %s: %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid())
+        return error_set(error, SHOAL_PERMISSION, 0, "%s is not a directory of user %u; give --metadata URI", path,
+                         (unsigned)geteuid());
+    if (info.st_mode & 0022)
+        return error_set(error, SHOAL_PERMISSION, 0, "others may write to %s: chmod 700 it, or give --metadata URI",
+                         path);
+    return SHOAL_OK;
+}
+
+enum shoal_status runtime_metadata_uri(char **uri_out, struct shoal_error *error)
+{
+    char directory[PATH_MAX], parent[64];
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    struct stat info;
+    int len;
+    snprintf(parent, sizeof parent, "/run/user/%u", (unsigned)geteuid());
+    if (runtime && *runtime == '/')
+        len = snprintf(directory, sizeof directory, "%s/shoal", runtime);
+    else if (stat(parent, &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid())
+        len = snprintf(directory, sizeof directory, "%s/shoal", parent);
+    else
+        len = snprintf(directory, sizeof directory, "/tmp/shoal-%u", (unsigned)geteuid());
+    if (len < 0 || (size_t)len >= sizeof directory)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "XDG_RUNTIME_DIR is too long; give --metadata URI");
+    enum shoal_status status = check_directory(directory, error);
+    if (status != SHOAL_OK)
+        return status;
+    if (asprintf(uri_out, "sqlite:%s/metadata.db", directory) < 0) {
+        *uri_out = NULL;
+        return error_no_memory(error);
+    }
+    return SHOAL_OK;
+}
+
+struct shoal_call app_call(const struct app *app)
+{
+    struct shoal_call call = {.struct_size = sizeof call, .cancel = app->cancel};
+    if (app->settings.timeout_ms < 0) {
+        call.timeout_ms = -1;
+    } else if (app->deadline_ms != DEADLINE_NONE) {
+        int64_t left_ms = deadline_left_ms(app->deadline_ms);
+        call.timeout_ms = left_ms > 0 ? left_ms : 1;
+    }
+    return call;
+}
+
+enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_error *error)
+{
+    struct hostport address;
+    char any[HOSTPORT_TEXT_BYTES];
+    const char *name = app->settings.name;
+    enum shoal_status status = hostport_parse(&address, name, error);
+    if (status != SHOAL_OK)
+        return status;
+    if (any_port) {
+        hostport_format(address.host, 0, any);
+        name = any;
+    }
+    struct shoal_store_config config = {.struct_size = sizeof config,
+                                        .metadata_uri = app->metadata_uri,
+                                        .server_name = name,
+                                        .cluster = app->settings.cluster};
+    struct shoal_call call = app_call(app);
+    return shoal_store_create(&config, &call, &app->store, error);
+}
+
+enum shoal_status app_find_payload(struct app *app, const char *name, struct shoal_payload_info **info_out,
+                                   struct shoal_error *error)
+{
+    int delay_ms = 100;
+    bool has_told = false;
+    for (;;) {
+        struct shoal_call call = app_call(app);
+        enum shoal_status status = shoal_store_stat(app->store, name, &call, info_out, error);
+        if (status != SHOAL_PAYLOAD_NOT_FOUND || !app->settings.waits)
+            return status;
+        if (deadline_is_past(app->deadline_ms))
+            return error_set(error, SHOAL_TIMED_OUT, 0, "it did not appear in time");
+        if (!has_told && !app->settings.is_json)
+            report_note(app, "waiting for \"%s\" to appear", name);
+        has_told = true;
+        int64_t left_ms = deadline_left_ms(app->deadline_ms);
+        if (signals_wait_ms(left_ms < delay_ms ? (int)left_ms : delay_ms))
+            return error_set(error, SHOAL_CANCELED, 0, "interrupted while waiting for it");
+        delay_ms = delay_ms < 1000 ? delay_ms * 2 : 1000;
+    }
+}
+
+enum shoal_status runtime_check_map_count(size_t needed, struct shoal_error *error)
+{
+    /* The program itself, its threads and the store need some. */
+    const size_t reserve = 2000;
+    static unsigned long limit;
+    if (limit == 0) {
+        FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
+        if (!file || fscanf(file, "%lu", &limit) != 1)
+            limit = 65530; /* Linux's default */
+        if (file)
+            fclose(file);
+    }
+    if (needed + reserve > limit)
+        return error_set(error, SHOAL_LIMIT, 0,
+                         "%zu files need a memory map each, vm.max_map_count allows %lu: pack them into archives, or "
+                         "raise it with: sysctl -w vm.max_map_count=%zu",
+                         needed, limit, needed + 2 * reserve);
+    return SHOAL_OK;
+}
+
+static void show_served(struct app *app, const struct shoal_served_info *info, bool is_live)
+{
+    char given[UNITS_TEXT_BYTES], name[SHOAL_NAME_MAX_BYTES + 1], line[1024];
+    units_printable(info->name, name, sizeof name);
+    snprintf(line, sizeof line, "serving %s: %s given, %u receiver%s now%s", name,
+             units_format_size(info->bytes_served, given), info->receivers, info->receivers == 1 ? "" : "s",
+             info->is_published ? "" : ", NOT PUBLISHED");
+    if (app->settings.is_json) {
+        json_print(json_pack("{s:s, s:o, s:I, s:i, s:b}", "event", "serving", "name", json_text(info->name),
+                             "bytes_served", (json_int_t)info->bytes_served, "receivers", (int)info->receivers,
+                             "published", (int)info->is_published));
+    } else if (is_live) {
+        int width = terminal_width();
+        line[(size_t)width < sizeof line ? (size_t)width - 1 : sizeof line - 1] = '\0';
+        strncat(line, "\n", sizeof line - strlen(line) - 1);
+        terminal_draw(line, 1);
+    } else if (app->settings.verbosity > 0) {
+        report_note(app, "%s", line);
+    }
+}
+
+void app_serve(struct app *app, const char *name, void (*check)(void *arg), void *check_arg)
+{
+    bool is_live = terminal_is_live() && app->settings.verbosity >= 0 && !app->settings.is_json;
+    struct shoal_served_info shown = {.is_published = 1};
+    bool is_first = true;
+    while (!signals_wait_ms(1000)) {
+        struct shoal_served_info *infos = NULL;
+        size_t count = 0;
+        if (check)
+            check(check_arg);
+        if (shoal_store_served(app->store, &infos, &count, NULL) != SHOAL_OK)
+            continue;
+        for (size_t i = 0; i < count; i++) {
+            const struct shoal_served_info *info = &infos[i];
+            if (strcmp(info->name, name) != 0)
+                continue;
+            if (info->is_published != shown.is_published) {
+                if (info->is_published)
+                    report_note(app, "\"%s\" is published again", name);
+                else
+                    report_warning(app,
+                                   "\"%s\" is not published now: the metadata service cannot be reached or the "
+                                   "lease was lost; it will be published again by itself",
+                                   name);
+            }
+            if (is_first || info->bytes_served != shown.bytes_served || info->receivers != shown.receivers ||
+                info->is_published != shown.is_published)
+                show_served(app, info, is_live);
+            shown = *info;
+            is_first = false;
+        }
+        free(infos);
+    }
+    if (is_live)
+        terminal_clear();
+}

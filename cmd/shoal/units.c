@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "units.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* Reads digits with an optional fraction; the fraction is kept apart so that whole numbers stay exact to 64 bits. */
+static bool parse_number(const char **text, uint64_t *whole_out, double *fraction_out)
+{
+    const char *p = *text;
+    if (!isdigit((unsigned char)*p))
+        return false;
+    uint64_t whole = 0;
+    for (; isdigit((unsigned char)*p); p++) {
+        unsigned digit = (unsigned)(*p - '0');
+        if (whole > (UINT64_MAX - digit) / 10)
+            return false;
+        whole = whole * 10 + digit;
+    }
+    double fraction = 0, scale = 1;
+    if (*p == '.') {
+        p++;
+        if (!isdigit((unsigned char)*p))
+            return false;
+        for (; isdigit((unsigned char)*p); p++) {
+            scale /= 10;
+            fraction += (*p - '0') * scale;
+        }
+    }
+    *text = p;
+    *whole_out = whole;
+    *fraction_out = fraction;
+    return true;
+}
+
+static bool scale_number(uint64_t whole, double fraction, uint64_t unit, uint64_t max, uint64_t *out)
+{
+    if (whole > max / unit)
+        return false;
+    uint64_t value = whole * unit;
+    uint64_t extra = (uint64_t)(fraction * (double)unit + 0.5);
+    if (value > max - extra)
+        return false;
+    *out = value + extra;
+    return true;
+}
+
+bool units_parse_size(const char *text, uint64_t *bytes_out)
+{
+    uint64_t whole;
+    double fraction;
+    if (!parse_number(&text, &whole, &fraction))
+        return false;
+    uint64_t unit = 1;
+    static const char letters[] = "KMGTP";
+    const char *letter = *text ? strchr(letters, toupper((unsigned char)*text)) : NULL;
+    if (letter) {
+        uint64_t base = 1024;
+        if (strcasecmp(text + 1, "B") == 0)
+            base = 1000;
+        else if (text[1] != '\0' && strcasecmp(text + 1, "iB") != 0)
+            return false;
+        for (const char *l = letters; l <= letter; l++)
+            unit *= base;
+    } else if (*text != '\0' && strcasecmp(text, "B") != 0) {
+        return false;
+    }
+    if (fraction != 0 && unit == 1)
+        return false;
+    return scale_number(whole, fraction, unit, INT64_MAX, bytes_out);
+}
+
+bool units_parse_duration(const char *text, int64_t *ms_out)
+{
+    if (strcmp(text, "none") == 0) {
+        *ms_out = -1;
+        return true;
+    }
+    uint64_t whole, unit, ms;
+    double fraction;
+    if (!parse_number(&text, &whole, &fraction))
+        return false;
+    if (strcmp(text, "ms") == 0)
+        unit = 1;
+    else if (*text == '\0' || strcmp(text, "s") == 0)
+        unit = 1000;
+    else if (strcmp(text, "m") == 0 || strcmp(text, "min") == 0)
+        unit = 60 * 1000;
+    else if (strcmp(text, "h") == 0)
+        unit = 3600 * 1000;
+    else
+        return false;
+    if (!scale_number(whole, fraction, unit, UINT64_C(365) * 24 * 3600 * 1000, &ms) || ms == 0)
+        return false;
+    *ms_out = (int64_t)ms;
+    return true;
+}
+
+bool units_parse_uint(const char *text, uint64_t min, uint64_t max, uint64_t *value_out)
+{
+    if (!isdigit((unsigned char)*text))
+        return false;
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno || *end || value < min || value > max)
+        return false;
+    *value_out = value;
+    return true;
+}
+
+static const char *format_scaled(double value, double base, const char *const *names, size_t count,
+                                 char text_out[UNITS_TEXT_BYTES])
+{
+    size_t i = 0;
+    /* 999.5 would be printed as "1000": move on before that. */
+    while (i + 1 < count && value >= (base == 1000 ? 999.5 : 1023.5)) {
+        value /= base;
+        i++;
+    }
+    int digits = i == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+    snprintf(text_out, UNITS_TEXT_BYTES, "%.*f %s", digits, value, names[i]);
+    return text_out;
+}
+
+const char *units_format_size(uint64_t bytes, char text_out[UNITS_TEXT_BYTES])
+{
+    static const char *const names[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    return format_scaled((double)bytes, 1024, names, sizeof names / sizeof *names, text_out);
+}
+
+const char *units_format_rate(double bytes_per_s, char text_out[UNITS_TEXT_BYTES])
+{
+    static const char *const names[] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"};
+    return format_scaled(bytes_per_s < 0 ? 0 : bytes_per_s, 1000, names, sizeof names / sizeof *names, text_out);
+}
+
+const char *units_format_seconds(uint64_t seconds, char text_out[UNITS_TEXT_BYTES])
+{
+    unsigned s = (unsigned)(seconds % 60), m = (unsigned)(seconds / 60 % 60), h = (unsigned)(seconds / 3600 % 24);
+    unsigned long long d = seconds / 86400;
+    if (d)
+        snprintf(text_out, UNITS_TEXT_BYTES, "%llud %02u:%02u", d, h, m);
+    else if (h)
+        snprintf(text_out, UNITS_TEXT_BYTES, "%u:%02u:%02u", h, m, s);
+    else
+        snprintf(text_out, UNITS_TEXT_BYTES, "%u:%02u", m, s);
+    return text_out;
+}
+
+size_t units_utf8_length(const unsigned char *text, size_t left)
+{
+    if (left == 0)
+        return 0;
+    unsigned char c = text[0];
+    if (c < 0x80)
+        return 1;
+    size_t len = c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
+    if (len == 0 || left < len)
+        return 0;
+    for (size_t i = 1; i < len; i++)
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    if ((c == 0xe0 && text[1] < 0xa0) || (c == 0xed && text[1] > 0x9f) || (c == 0xf0 && text[1] < 0x90) ||
+        (c == 0xf4 && text[1] > 0x8f))
+        return 0;
+    return len;
+}
+
+bool units_is_utf8(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len;) {
+        size_t step = units_utf8_length((const unsigned char *)text + i, len - i);
+        if (step == 0)
+            return false;
+        i += step;
+    }
+    return true;
+}
+
+const char *units_printable(const char *text, char *to, size_t size)
+{
+    size_t len = strlen(text), out = 0;
+    for (size_t i = 0; i < len;) {
+        const unsigned char *p = (const unsigned char *)text + i;
+        size_t step = units_utf8_length(p, len - i);
+        bool is_control = step == 1 ? *p < 0x20 || *p == 0x7f : step == 2 && p[0] == 0xc2 && p[1] < 0xa0;
+        if (out + (step ? step : 1) + 1 > size)
+            break;
+        if (step == 0 || is_control) {
+            to[out++] = '?';
+            i += step ? step : 1;
+        } else {
+            memcpy(to + out, p, step);
+            out += step;
+            i += step;
+        }
+    }
+    if (size)
+        to[out] = '\0';
+    return to;
+}
