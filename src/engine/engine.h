@@ -18,6 +18,7 @@ struct loop *engine_loop(struct shoal_engine *engine);
 struct endpoint *engine_endpoint(struct shoal_engine *engine);
 struct meta *engine_meta(struct shoal_engine *engine);
 const char *engine_address(const struct shoal_engine *engine); /* "ip:port" as advertised */
+const char *engine_cluster(const struct shoal_engine *engine); /* for engine/keys.h */
 uint64_t engine_instance(const struct shoal_engine *engine);
 
 /* --- segments without a metadata request --- */

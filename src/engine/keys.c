@@ -69,12 +69,13 @@ char *engine_key(const char *cluster, const char *kind, const char *name)
 {
     struct buf key;
     char *text = NULL;
+    size_t len;
 
     buf_init(&key, KEY_MAX_BYTES);
     if (buf_append_str(&key, ENGINE_KEY_ROOT) && engine_key_escape(&key, cluster, strlen(cluster)) &&
         buf_append_str(&key, "/") && buf_append_str(&key, kind) && buf_append_str(&key, "/") &&
         (!name || engine_key_escape(&key, name, strlen(name))))
-        text = (char *)buf_take(&key, NULL);
+        text = (char *)buf_take(&key, &len);
     buf_release(&key);
     return text;
 }

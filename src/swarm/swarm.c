@@ -290,7 +290,6 @@ bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint3
 
 static void end_flight(struct swarm *swarm, uint32_t number, uint32_t piece)
 {
-    (void)piece; /* without assertions */
     assert(swarm->state[piece] == PIECE_IN_FLIGHT && swarm->holder[piece] == number);
     swarm->sources[number].in_flight--;
     swarm->in_flight_count--;

@@ -85,6 +85,9 @@ struct transport_ops {
     enum shoal_status (*notify)(struct transport_peer *peer, const char *name, const void *message, size_t len,
                                 void (*fn)(void *arg, enum shoal_status status, const struct shoal_error *error),
                                 void *arg, struct shoal_error *error);
+    /* Drops what holds pins of a region that is being unregistered; when it returns none is left that will not go by
+     * itself soon. Any thread. Optional. */
+    void (*evict)(struct transport *transport, const struct memory_region *region);
     bool (*metrics)(struct transport *transport, struct buf *out); /* Prometheus text; any thread */
 };
 

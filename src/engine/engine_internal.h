@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of the engine; only src/engine includes it. */
+#ifndef SHOAL_ENGINE_INTERNAL_H
+#define SHOAL_ENGINE_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/hostport.h"
+#include "base/list.h"
+#include "base/mutex.h"
+#include "engine/engine.h"
+#include "transport/transport.h"
+
+#define ENGINE_LOOPS_MAX 16
+#define ENGINE_TRANSPORTS_MAX 8
+#define ENGINE_UNREGISTER_GRACE_MS 500
+#define ENGINE_LEAVE_TIMEOUT_MS 2000
+
+struct membership;
+
+struct engine_transport {
+    const struct transport_ops *ops;
+    struct transport *instance; /* owned */
+};
+
+struct engine_counters { /* atomic, relaxed */
+    uint64_t ops_submitted, ops_completed, ops_failed, ops_canceled;
+    uint64_t fallbacks; /* peers reached by a less preferred transport */
+    uint64_t lease_losses, publish_failures, name_conflicts;
+};
+
+struct shoal_engine {
+    char *cluster, *server_name; /* owned */
+    char address[HOSTPORT_TEXT_BYTES];
+    int64_t lease_ttl_ms, connect_timeout_ms, progress_timeout_ms;
+    struct meta *meta;                    /* owned */
+    struct loop *loops[ENGINE_LOOPS_MAX]; /* owned */
+    unsigned loop_count;
+    struct endpoint *endpoint;     /* owned */
+    struct memory_table *memory;   /* owned */
+    struct membership *membership; /* owned */
+    struct engine_counters counters;
+
+    struct mutex mutex;                                        /* RANK_ENGINE: guards what follows */
+    struct cond changed;                                       /* active_ops or notify_running fell to 0 */
+    struct engine_transport transports[ENGINE_TRANSPORTS_MAX]; /* last installed first; only grows, at the front */
+    unsigned transport_count;
+    struct list peers; /* struct engine_peer */
+    uint64_t active_ops;
+    shoal_notify_fn notify_fn;
+    void *notify_arg;
+    unsigned notify_running;
+
+    /* loop 0 */
+    struct list started;     /* engine_op.node: handed to a transport */
+    struct list spare_xfers; /* struct engine_xfer, bounded */
+    unsigned spare_xfer_count;
+    bool is_closing;
+};
+
+/* A remote node; shared by segments and operations. */
+struct engine_peer {
+    struct list_node node; /* in engine->peers */
+    struct shoal_engine *engine;
+    uint64_t refs; /* under engine->mutex */
+    uint64_t instance;
+    char name[HELLO_NAME_MAX_BYTES + 1];
+    char address[HOSTPORT_TEXT_BYTES];
+    struct loop_task close_task;
+    /* loop 0 */
+    const struct transport_ops *ops;
+    struct transport_peer *remote; /* owned; NULL until the first use */
+};
+
+struct shoal_segment {
+    struct shoal_engine *engine;
+    struct engine_peer *peer; /* ref */
+};
+
+static inline void engine_count(uint64_t *counter)
+{
+    __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+}
+
+/* segment.c */
+void engine_peer_ref(struct engine_peer *peer);
+void engine_peer_unref(struct engine_peer *peer);
+/* Chooses a transport if none is chosen yet. Loop 0. */
+enum shoal_status engine_peer_connect(struct engine_peer *peer, struct shoal_error *error);
+
+/* op.c */
+/* Cancels started operations whose local memory lies in region (NULL: all). Loop 0. */
+void engine_cancel_local(struct shoal_engine *engine, const struct memory_region *region);
+void engine_release_spares(struct shoal_engine *engine);
+
+/* membership.c */
+enum shoal_status membership_create(struct shoal_engine *engine, const struct call *call, struct membership **out,
+                                    struct shoal_error *error);
+void membership_destroy(struct membership *membership);
+
+/* node_record.c: the value of a node's key. */
+struct node_record {
+    char name[HELLO_NAME_MAX_BYTES + 1];
+    char address[HOSTPORT_TEXT_BYTES];
+    uint64_t instance;
+    char boot_id[64]; /* host's boot; with netns it tells whether two loopback addresses are the same place */
+    char netns[64];
+};
+void node_record_own(struct node_record *record, const struct shoal_engine *engine);
+/* JSON; NULL: out of memory. free() it. */
+char *node_record_encode(const struct node_record *record);
+/* PROTOCOL: malformed. */
+enum shoal_status node_record_decode(struct node_record *record, const char *text, size_t len,
+                                     struct shoal_error *error);
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Registered memory as the public header has it; the table itself is transport/memory.c. */
+#include "base/error.h"
+#include "engine/engine_internal.h"
+
+enum shoal_status shoal_engine_register_memory(struct shoal_engine *engine, void *addr, uint64_t len_bytes,
+                                               const char *location, unsigned access, uint64_t *key_out,
+                                               struct shoal_error *error)
+{
+    if (!engine)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine is required");
+    return memory_register(engine->memory, addr, len_bytes, location, access, key_out, error);
+}
+
+struct evict_call {
+    struct shoal_engine *engine;
+    struct memory_region *region;
+};
+
+static void evict_on_loop(void *arg)
+{
+    struct evict_call *call = arg;
+
+    engine_cancel_local(call->engine, call->region);
+}
+
+/* Requests that use the region end: own ones are canceled, connections that serve peers from it are dropped. */
+static void evict(void *arg, struct memory_region *region)
+{
+    struct shoal_engine *engine = arg;
+    struct evict_call call = {engine, region};
+    struct engine_transport transports[ENGINE_TRANSPORTS_MAX];
+    unsigned count;
+
+    loop_call(engine->loops[0], evict_on_loop, &call);
+    mutex_lock(&engine->mutex);
+    count = engine->transport_count;
+    for (unsigned i = 0; i < count; i++)
+        transports[i] = engine->transports[i];
+    mutex_unlock(&engine->mutex);
+    for (unsigned i = 0; i < count; i++)
+        transports[i].ops->evict(transports[i].instance, region);
+}
+
+enum shoal_status shoal_engine_unregister_memory(struct shoal_engine *engine, void *addr, uint64_t len_bytes,
+                                                 struct shoal_error *error)
+{
+    if (!engine)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine is required");
+    return memory_unregister(engine->memory, addr, len_bytes, ENGINE_UNREGISTER_GRACE_MS, evict, engine, error);
+}
+
+enum shoal_status shoal_engine_register_memory_batch(struct shoal_engine *engine, const struct shoal_region *regions,
+                                                     size_t count, const char *location, unsigned access,
+                                                     struct shoal_error *error)
+{
+    enum shoal_status status = SHOAL_OK;
+    size_t done;
+
+    if (!engine || (!regions && count))
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine and regions are required");
+    for (done = 0; done < count && status == SHOAL_OK; done++) {
+        status = shoal_engine_register_memory(engine, regions[done].addr, regions[done].len_bytes, location, access,
+                                              NULL, error);
+        if (status != SHOAL_OK) {
+            error_prefix(error, "region %zu", done);
+            break;
+        }
+    }
+    if (status != SHOAL_OK)
+        while (done > 0) {
+            done--;
+            (void)shoal_engine_unregister_memory(engine, regions[done].addr, regions[done].len_bytes, NULL);
+        }
+    return status;
+}
+
+enum shoal_status shoal_engine_unregister_memory_batch(struct shoal_engine *engine, const struct shoal_region *regions,
+                                                       size_t count, struct shoal_error *error)
+{
+    enum shoal_status first = SHOAL_OK;
+
+    if (!engine || (!regions && count))
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine and regions are required");
+    for (size_t i = 0; i < count; i++) {
+        enum shoal_status status = shoal_engine_unregister_memory(engine, regions[i].addr, regions[i].len_bytes,
+                                                                  first == SHOAL_OK ? error : NULL);
+        if (first == SHOAL_OK)
+            first = status;
+    }
+    return first;
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One asynchronous operation: pins its local memory, finds its way to a transport on loop 0, ends exactly once. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "engine/engine_internal.h"
+
+#define SPARE_XFERS_MAX 1024
+
+enum op_state {
+    OP_QUEUED = 1,   /* its task is on its way to loop 0 */
+    OP_STARTED = 2,  /* a transport has it */
+    OP_CANCELED = 3, /* still queued, but unwanted */
+    OP_ENDING = 4,   /* outcome is known, its task is on its way */
+};
+
+/* What private_data holds. */
+enum op_private { OP_PEER, OP_XFER };
+
+/* The transport's part of an operation; only an operation that a transport has needs one. */
+struct engine_xfer {
+    struct transport_request request;
+    struct list_node node; /* in spare_xfers */
+};
+
+static struct engine_peer *op_peer(const struct engine_op *op)
+{
+    return op->private_data[OP_PEER];
+}
+
+static void op_set_error(struct engine_op *op, enum shoal_status status, const char *text)
+{
+    op->status = status;
+    op->error = malloc(sizeof *op->error);
+    if (op->error)
+        error_set(op->error, status, 0, "%s", text);
+}
+
+static void op_end(struct engine_op *op, enum shoal_status status, const struct shoal_error *error)
+{
+    struct engine_peer *peer = op_peer(op);
+    struct shoal_engine *engine = peer->engine;
+    struct engine_counters *counters = &engine->counters;
+
+    assert(loop_is_current(engine->loops[0]));
+    if (op->local_region)
+        memory_unpin(engine->memory, op->local_region);
+    op->local_region = NULL;
+    engine_count(status == SHOAL_OK         ? &counters->ops_completed
+                 : status == SHOAL_CANCELED ? &counters->ops_canceled
+                                            : &counters->ops_failed);
+    op->status = status;
+    engine_peer_unref(peer);
+    op->done(op, status, error);
+    mutex_lock(&engine->mutex);
+    if (--engine->active_ops == 0)
+        cond_broadcast(&engine->changed);
+    mutex_unlock(&engine->mutex);
+}
+
+static void op_end_posted(void *arg)
+{
+    struct engine_op *op = arg;
+    struct shoal_error *error = op->error;
+
+    op->error = NULL;
+    op_end(op, op->status, error);
+    free(error);
+}
+
+static void xfer_free(struct shoal_engine *engine, struct engine_xfer *xfer)
+{
+    if (engine->spare_xfer_count >= SPARE_XFERS_MAX) {
+        free(xfer);
+        return;
+    }
+    engine->spare_xfer_count++;
+    list_push_front(&engine->spare_xfers, &xfer->node);
+}
+
+void engine_release_spares(struct shoal_engine *engine)
+{
+    struct list_node *node;
+
+    while ((node = list_pop_front(&engine->spare_xfers)))
+        free(container_of(node, struct engine_xfer, node));
+    engine->spare_xfer_count = 0;
+}
+
+static void xfer_done(struct transport_request *request, enum shoal_status status, const struct shoal_error *error)
+{
+    struct engine_xfer *xfer = container_of(request, struct engine_xfer, request);
+    struct engine_op *op = request->arg;
+
+    list_remove(&op->node);
+    op->transferred_bytes = request->transferred_bytes;
+    xfer_free(op_peer(op)->engine, xfer);
+    op_end(op, status, error);
+}
+
+/* Hands the operation to a transport; not OK: op->error may be set. */
+static enum shoal_status op_start(struct engine_op *op)
+{
+    struct engine_peer *peer = op_peer(op);
+    struct shoal_engine *engine = peer->engine;
+    struct engine_xfer *xfer;
+    struct shoal_error error;
+    struct list_node *node;
+    enum shoal_status status;
+
+    if (op->status != SHOAL_OK)
+        return op->status;
+    if (op->state == OP_CANCELED || engine->is_closing || memory_is_dying(engine->memory, op->local_region))
+        return SHOAL_CANCELED;
+    status = engine_peer_connect(peer, &error);
+    if (status != SHOAL_OK) {
+        op_set_error(op, status, error.message);
+        return status;
+    }
+    node = list_pop_front(&engine->spare_xfers);
+    if (node)
+        engine->spare_xfer_count--;
+    xfer = node ? container_of(node, struct engine_xfer, node) : malloc(sizeof *xfer);
+    if (!xfer)
+        return SHOAL_NO_MEMORY;
+    memset(xfer, 0, sizeof *xfer);
+    xfer->request = (struct transport_request){.op = op->op,
+                                               .local = op->local,
+                                               .remote_addr = op->remote_addr,
+                                               .remote_key = op->remote_key,
+                                               .len_bytes = op->len_bytes,
+                                               .done = xfer_done,
+                                               .arg = op};
+    op->private_data[OP_XFER] = xfer;
+    op->state = OP_STARTED;
+    list_push_back(&engine->started, &op->node);
+    peer->ops->submit(peer->remote, &xfer->request);
+    return SHOAL_OK;
+}
+
+static void op_start_posted(void *arg)
+{
+    struct engine_op *op = arg;
+    enum shoal_status status = op_start(op);
+
+    if (status != SHOAL_OK) {
+        op->status = status;
+        op_end_posted(op);
+    }
+}
+
+void engine_submit(struct shoal_engine *engine, struct engine_op *op)
+{
+    struct engine_peer *peer = op->segment->peer;
+    const char *reason = NULL;
+    enum shoal_status status;
+
+    mutex_lock(&engine->mutex);
+    peer->refs++;
+    engine->active_ops++;
+    mutex_unlock(&engine->mutex);
+    engine_count(&engine->counters.ops_submitted);
+    op->private_data[OP_PEER] = peer;
+    op->private_data[OP_XFER] = NULL;
+    op->transferred_bytes = 0;
+    op->status = SHOAL_OK;
+    op->error = NULL;
+    op->local_region = NULL;
+    op->state = OP_QUEUED;
+    status =
+        memory_pin(engine->memory, (uint64_t)(uintptr_t)op->local, op->len_bytes, 0, 0, &op->local_region, &reason);
+    if (status != SHOAL_OK) {
+        op_set_error(op, status, "");
+        if (op->error)
+            error_set(op->error, status, 0, "local memory: %s", reason);
+    }
+    if (!loop_is_current(engine->loops[0])) {
+        loop_post(engine->loops[0], &op->task, op_start_posted, op);
+        return;
+    }
+    status = op_start(op);
+    if (status != SHOAL_OK) {
+        op->status = status;
+        op->state = OP_ENDING;
+        loop_post(engine->loops[0], &op->task, op_end_posted, op);
+    }
+}
+
+void engine_op_cancel(struct shoal_engine *engine, struct engine_op *op)
+{
+    struct engine_xfer *xfer = op->private_data[OP_XFER];
+
+    assert(loop_is_current(engine->loops[0]));
+    (void)engine;
+    if (op->state == OP_QUEUED)
+        op->state = OP_CANCELED;
+    else if (op->state == OP_STARTED)
+        op_peer(op)->ops->cancel(op_peer(op)->remote, &xfer->request);
+}
+
+void engine_cancel_local(struct shoal_engine *engine, const struct memory_region *region)
+{
+    LIST_FOR_EACH (op, &engine->started, struct engine_op, node) {
+        if (!region || op->local_region == region)
+            engine_op_cancel(engine, op);
+    }
+}

@@ -1,0 +1,741 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tcp transport on loop 0: peers, lanes, the way of requests to connections and back. */
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/tcp_internal.h"
+
+#define LOG_MODULE "tcp"
+
+struct tcp_lane {
+    struct tcp_peer *peer;
+    struct tcp_client *client;  /* NULL: not connected; owned by its shard */
+    struct endpoint_dial *dial; /* NULL: not dialing */
+    struct list queue;          /* transport_request.node: waits for the connection */
+    uint64_t bytes;             /* of all requests of this lane that are not done */
+};
+
+struct tcp_peer {
+    struct tcp *tcp;
+    struct list_node node; /* in tcp->peers */
+    uint64_t instance;
+    char name[HELLO_NAME_MAX_BYTES + 1];
+    char address[HOSTPORT_TEXT_BYTES];
+    bool is_closed;
+    uint64_t outstanding; /* requests that are not done */
+    unsigned clients;     /* connections that loop 0 has not freed */
+    struct tcp_lane lanes[TCP_LANES_MAX];
+};
+
+static struct tcp *tcp_of(struct transport *transport)
+{
+    return (struct tcp *)transport;
+}
+
+static struct tcp_peer *peer_of(struct transport_peer *peer)
+{
+    return (struct tcp_peer *)peer;
+}
+
+static void set_state(struct transport_request *request, unsigned flag)
+{
+    __atomic_fetch_or(&request->state, flag, __ATOMIC_RELEASE); /* pairs with is_canceled in tcp_client.c */
+}
+
+static void clear_state(struct transport_request *request, unsigned flag)
+{
+    __atomic_fetch_and(&request->state, ~flag, __ATOMIC_RELEASE);
+}
+
+static bool has_state(const struct transport_request *request, unsigned flag)
+{
+    return (__atomic_load_n(&request->state, __ATOMIC_ACQUIRE) & flag) != 0;
+}
+
+struct shoal_error *tcp_error(enum shoal_status status, int sys_errno, const char *format, ...)
+{
+    struct shoal_error *error = malloc(sizeof *error);
+    char text[sizeof error->message];
+    va_list args;
+
+    if (!error)
+        return NULL;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    error_set(error, status, sys_errno, "%s", text);
+    return error;
+}
+
+void tcp_live(struct tcp *tcp, int by)
+{
+    mutex_lock(&tcp->mutex);
+    tcp->live_objects += (unsigned)by;
+    if (tcp->live_objects == 0)
+        cond_broadcast(&tcp->changed);
+    mutex_unlock(&tcp->mutex);
+}
+
+/* --- the way back --- */
+
+static void run_outbox(void *arg);
+
+static void post_outbox(struct tcp *tcp) /* under tcp->mutex */
+{
+    if (!tcp->is_outbox_posted) {
+        tcp->is_outbox_posted = true;
+        loop_post(tcp->env.loop, &tcp->outbox_task, run_outbox, tcp);
+    }
+}
+
+void tcp_return(struct tcp *tcp, struct transport_request *request, enum shoal_status status, struct shoal_error *error)
+{
+    request->status = status;
+    request->error = error;
+    mutex_lock(&tcp->mutex);
+    list_push_back(&tcp->returned, &request->node);
+    post_outbox(tcp);
+    mutex_unlock(&tcp->mutex);
+}
+
+void tcp_return_again(struct tcp *tcp, struct transport_request *request, bool is_counted)
+{
+    set_state(request, TCP_REQUEST_AGAIN | (is_counted ? (unsigned)TCP_REQUEST_RETRIED : 0u));
+    tcp_return(tcp, request, SHOAL_OK, NULL);
+}
+
+void tcp_client_is_gone(struct tcp *tcp, struct tcp_client *client)
+{
+    mutex_lock(&tcp->mutex);
+    list_push_back(&tcp->gone, &client->node);
+    post_outbox(tcp);
+    mutex_unlock(&tcp->mutex);
+}
+
+static void count_outcome(struct tcp *tcp, const struct transport_request *request)
+{
+    struct tcp_counters *counters = &tcp->counters;
+
+    switch (request->status) {
+    case SHOAL_OK:
+        if (request->op == SHOAL_OP_READ) {
+            tcp_count(&counters->reads, 1);
+            tcp_count(&counters->read_bytes, request->len_bytes);
+        } else if (request->op == SHOAL_OP_WRITE) {
+            tcp_count(&counters->writes, 1);
+            tcp_count(&counters->write_bytes, request->len_bytes);
+        } else {
+            tcp_count(&counters->notifies, 1);
+        }
+        break;
+    case SHOAL_CANCELED:
+        tcp_count(&counters->canceled, 1);
+        break;
+    case SHOAL_TIMED_OUT:
+        tcp_count(&counters->timed_out, 1);
+        break;
+    case SHOAL_UNREACHABLE:
+        tcp_count(&counters->unreachable, 1);
+        break;
+    case SHOAL_INVALID_ARGUMENT:
+        tcp_count(&counters->refused, 1);
+        break;
+    default:
+        tcp_count(&counters->failed, 1);
+        break;
+    }
+}
+
+static void lane_queue(struct tcp_lane *lane, struct transport_request *request);
+
+static void take_back(struct tcp *tcp, struct transport_request *request)
+{
+    struct tcp_lane *lane = request->link;
+    struct tcp_peer *peer = lane->peer;
+    struct shoal_error *error;
+
+    if (has_state(request, TCP_REQUEST_AGAIN)) {
+        clear_state(request, TCP_REQUEST_AGAIN);
+        if (!has_state(request, TCP_REQUEST_CANCEL) && !peer->is_closed) {
+            tcp_count(&tcp->counters.retries, 1);
+            lane_queue(lane, request);
+            return;
+        }
+        request->status = SHOAL_CANCELED;
+    }
+    lane->bytes -= request->len_bytes;
+    peer->outstanding--;
+    count_outcome(tcp, request);
+    error = request->error;
+    request->error = NULL;
+    request->done(request, request->status, error);
+    free(error);
+}
+
+static void reap_peers(struct tcp *tcp)
+{
+    LIST_FOR_EACH_SAFE (peer, &tcp->peers, struct tcp_peer, node) {
+        bool is_idle = peer->is_closed && peer->outstanding == 0 && peer->clients == 0;
+
+        for (unsigned i = 0; i < tcp->lane_count; i++)
+            is_idle = is_idle && !peer->lanes[i].dial;
+        if (is_idle) {
+            tcp->closed_peers--;
+            list_remove(&peer->node);
+            free(peer);
+            tcp_live(tcp, -1);
+        }
+    }
+}
+
+static void empty_outbox(struct tcp *tcp)
+{
+    struct list returned, gone;
+    struct list_node *node;
+
+    list_init(&returned);
+    list_init(&gone);
+    mutex_lock(&tcp->mutex);
+    while ((node = list_pop_front(&tcp->gone)))
+        list_push_back(&gone, node);
+    while ((node = list_pop_front(&tcp->returned)))
+        list_push_back(&returned, node);
+    mutex_unlock(&tcp->mutex);
+    while ((node = list_pop_front(&gone))) {
+        struct tcp_client *client = container_of(node, struct tcp_client, node);
+
+        if (client->peer->lanes[client->lane].client == client)
+            client->peer->lanes[client->lane].client = NULL;
+        client->peer->clients--;
+        tcp_client_free(client);
+    }
+    while ((node = list_pop_front(&returned)))
+        take_back(tcp, container_of(node, struct transport_request, node));
+    if (tcp->closed_peers > 0)
+        reap_peers(tcp);
+}
+
+static void run_outbox(void *arg)
+{
+    struct tcp *tcp = arg;
+
+    mutex_lock(&tcp->mutex);
+    tcp->is_outbox_posted = false;
+    mutex_unlock(&tcp->mutex);
+    empty_outbox(tcp);
+}
+
+void tcp_run_outbox(struct tcp *tcp)
+{
+    if (loop_is_current(tcp->env.loop))
+        empty_outbox(tcp);
+}
+
+/* --- lanes --- */
+
+static void fail_queue(struct tcp_lane *lane, enum shoal_status status, const struct shoal_error *why)
+{
+    struct list_node *node;
+
+    while ((node = list_pop_front(&lane->queue))) {
+        struct transport_request *request = container_of(node, struct transport_request, node);
+        struct shoal_error *error = why ? malloc(sizeof *error) : NULL;
+
+        clear_state(request, TCP_REQUEST_QUEUED);
+        if (error)
+            *error = *why;
+        tcp_return(lane->peer->tcp, request, status, error);
+    }
+}
+
+static void hand_over(struct tcp_lane *lane)
+{
+    struct list_node *node;
+
+    while ((node = list_pop_front(&lane->queue))) {
+        struct transport_request *request = container_of(node, struct transport_request, node);
+
+        clear_state(request, TCP_REQUEST_QUEUED);
+        tcp_client_submit(lane->client, request);
+    }
+}
+
+/* Later requests get a connection of their own. */
+static void abort_client(struct tcp_lane *lane)
+{
+    if (lane->client)
+        tcp_client_abort(lane->client);
+    lane->client = NULL;
+}
+
+static void lane_dial(struct tcp_lane *lane);
+
+static void dialed(void *arg, enum shoal_status status, int fd, const struct hello *peer_hello,
+                   const struct shoal_error *error)
+{
+    struct tcp_lane *lane = arg;
+    struct tcp_peer *peer = lane->peer;
+    struct tcp *tcp = peer->tcp;
+    struct shoal_error why;
+
+    (void)peer_hello;
+    lane->dial = NULL;
+    if (status == SHOAL_CANCELED && !peer->is_closed && !list_is_empty(&lane->queue)) {
+        lane_dial(lane); /* requests that came after peer_abort */
+    } else if (status != SHOAL_OK) {
+        error_copy(&why, error);
+        error_prefix(&why, "'%s'", peer->name);
+        fail_queue(lane, status, &why);
+    } else {
+        unsigned index = (unsigned)(lane - peer->lanes);
+
+        tcp_live(tcp, 1);
+        lane->client = tcp_client_create(tcp, &tcp->shards[tcp->next_shard++ % tcp->env.data_loop_count], peer, index,
+                                         fd, peer->name, peer->address);
+        if (lane->client) {
+            peer->clients++;
+            hand_over(lane);
+            if (peer->is_closed)
+                abort_client(lane);
+        } else {
+            tcp_live(tcp, -1);
+            error_no_memory(&why);
+            fail_queue(lane, SHOAL_NO_MEMORY, &why);
+        }
+    }
+    mutex_lock(&tcp->mutex);
+    post_outbox(tcp); /* a closed peer may be free now */
+    mutex_unlock(&tcp->mutex);
+}
+
+static void close_idle(void *arg)
+{
+    tcp_client_close_idle(arg);
+}
+
+static void lane_dial(struct tcp_lane *lane)
+{
+    struct tcp_peer *peer = lane->peer;
+    struct tcp *tcp = peer->tcp;
+    struct shoal_error error;
+    enum shoal_status status = SHOAL_OK;
+
+    if (__atomic_load_n(&tcp->counters.client_connections, __ATOMIC_RELAXED) >= TCP_CLIENT_CONNECTIONS_MAX) {
+        for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
+            loop_call(tcp->shards[i].loop, close_idle, &tcp->shards[i]);
+        if (__atomic_load_n(&tcp->counters.client_connections, __ATOMIC_RELAXED) >= TCP_CLIENT_CONNECTIONS_MAX)
+            status = error_set(&error, SHOAL_LIMIT, 0, "'%s': %d connections are open and busy", peer->name,
+                               TCP_CLIENT_CONNECTIONS_MAX);
+    }
+    if (status == SHOAL_OK)
+        status = endpoint_dial(tcp->env.endpoint, peer->address, peer->instance, HELLO_CHANNEL_DATA,
+                               tcp->env.connect_timeout_ms, dialed, lane, &lane->dial, &error);
+    if (status != SHOAL_OK)
+        fail_queue(lane, status, &error);
+}
+
+static void lane_queue(struct tcp_lane *lane, struct transport_request *request)
+{
+    if (lane->client) {
+        tcp_client_submit(lane->client, request);
+        return;
+    }
+    set_state(request, TCP_REQUEST_QUEUED);
+    list_push_back(&lane->queue, &request->node);
+    if (!lane->dial)
+        lane_dial(lane);
+}
+
+/* --- the table's functions --- */
+
+static void tcp_submit(struct transport_peer *base, struct transport_request *request)
+{
+    struct tcp_peer *peer = peer_of(base);
+    struct tcp_lane *lane = &peer->lanes[0];
+
+    assert(loop_is_current(peer->tcp->env.loop));
+    if ((unsigned)request->op != TCP_OP_NOTIFY) {
+        for (unsigned i = 1; i < peer->tcp->lane_count; i++)
+            if (peer->lanes[i].bytes < lane->bytes)
+                lane = &peer->lanes[i];
+    }
+    request->state = 0;
+    request->status = SHOAL_OK;
+    request->error = NULL;
+    request->transferred_bytes = 0;
+    request->link = lane;
+    request->deadline_ms = deadline_after_ms(peer->tcp->env.progress_timeout_ms);
+    lane->bytes += request->len_bytes;
+    peer->outstanding++;
+    if (peer->is_closed)
+        tcp_return(peer->tcp, request, SHOAL_CANCELED, NULL);
+    else
+        lane_queue(lane, request);
+}
+
+static void tcp_cancel(struct transport_peer *base, struct transport_request *request)
+{
+    struct tcp_peer *peer = peer_of(base);
+    struct tcp_lane *lane = request->link;
+
+    assert(loop_is_current(peer->tcp->env.loop));
+    set_state(request, TCP_REQUEST_CANCEL);
+    if (has_state(request, TCP_REQUEST_QUEUED)) {
+        clear_state(request, TCP_REQUEST_QUEUED);
+        list_remove(&request->node);
+        tcp_return(peer->tcp, request, SHOAL_CANCELED, NULL);
+    } else if (lane->client) {
+        tcp_client_scan_cancels(lane->client);
+    }
+}
+
+static void tcp_peer_abort(struct transport_peer *base)
+{
+    struct tcp_peer *peer = peer_of(base);
+
+    for (unsigned i = 0; i < peer->tcp->lane_count; i++) {
+        struct tcp_lane *lane = &peer->lanes[i];
+
+        fail_queue(lane, SHOAL_CANCELED, NULL);
+        if (lane->dial)
+            endpoint_dial_cancel(lane->dial);
+        abort_client(lane);
+    }
+}
+
+static enum shoal_status tcp_peer_open(struct transport *transport, const char *name, const char *address,
+                                       uint64_t instance, struct transport_peer **out, struct shoal_error *error)
+{
+    struct tcp *tcp = tcp_of(transport);
+    struct tcp_peer *peer;
+
+    if (strlen(name) > HELLO_NAME_MAX_BYTES || strlen(address) >= HOSTPORT_TEXT_BYTES)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "name or address of the peer is too long");
+    peer = calloc(1, sizeof *peer);
+    if (!peer)
+        return error_no_memory(error);
+    peer->tcp = tcp;
+    peer->instance = instance;
+    memcpy(peer->name, name, strlen(name) + 1);
+    memcpy(peer->address, address, strlen(address) + 1);
+    for (unsigned i = 0; i < tcp->lane_count; i++) {
+        peer->lanes[i].peer = peer;
+        list_init(&peer->lanes[i].queue);
+    }
+    list_push_back(&tcp->peers, &peer->node);
+    tcp_live(tcp, 1);
+    *out = (struct transport_peer *)peer;
+    return SHOAL_OK;
+}
+
+static void tcp_peer_close(struct transport_peer *base)
+{
+    struct tcp_peer *peer = peer_of(base);
+
+    if (peer->is_closed)
+        return;
+    peer->is_closed = true;
+    peer->tcp->closed_peers++;
+    tcp_peer_abort(base);
+    mutex_lock(&peer->tcp->mutex);
+    post_outbox(peer->tcp);
+    mutex_unlock(&peer->tcp->mutex);
+}
+
+struct tcp_notify {
+    struct transport_request request;
+    void (*fn)(void *arg, enum shoal_status status, const struct shoal_error *error);
+    void *arg;
+    uint8_t body[];
+};
+
+static void notify_done(struct transport_request *request, enum shoal_status status, const struct shoal_error *error)
+{
+    struct tcp_notify *notify = request->arg;
+
+    notify->fn(notify->arg, status, error);
+    free(notify);
+}
+
+static enum shoal_status tcp_notify(struct transport_peer *base, const char *name, const void *message, size_t len,
+                                    void (*fn)(void *arg, enum shoal_status status, const struct shoal_error *error),
+                                    void *arg, struct shoal_error *error)
+{
+    size_t name_len = strlen(name);
+    struct tcp_notify *notify;
+
+    if (name_len < 1 || name_len > DATA_NOTIFY_NAME_MAX_BYTES || len > DATA_NOTIFY_MAX_BYTES)
+        return error_set(error, SHOAL_LIMIT, 0, "a notification has a name of 1..%d bytes and at most %d bytes",
+                         DATA_NOTIFY_NAME_MAX_BYTES, DATA_NOTIFY_MAX_BYTES);
+    notify = calloc(1, sizeof *notify + name_len + len);
+    if (!notify)
+        return error_no_memory(error);
+    memcpy(notify->body, name, name_len);
+    if (len)
+        memcpy(notify->body + name_len, message, len);
+    notify->fn = fn;
+    notify->arg = arg;
+    notify->request = (struct transport_request){.op = (enum shoal_op)TCP_OP_NOTIFY,
+                                                 .local = notify->body,
+                                                 .remote_key = name_len,
+                                                 .len_bytes = name_len + len,
+                                                 .done = notify_done,
+                                                 .arg = notify};
+    tcp_submit(base, &notify->request);
+    return SHOAL_OK;
+}
+
+static bool tcp_is_reachable(struct transport *transport, const char *address, uint64_t instance)
+{
+    (void)transport;
+    (void)address;
+    (void)instance;
+    return true;
+}
+
+/* --- shards --- */
+
+static int64_t tick_ms(const struct tcp *tcp)
+{
+    int64_t interval = tcp->env.progress_timeout_ms / 4;
+
+    return interval < 10 ? 10 : interval > 1000 ? 1000 : interval;
+}
+
+static void tick(void *arg)
+{
+    struct tcp_shard *shard = arg;
+    struct tcp *tcp = shard->tcp;
+    int64_t now_ms = clock_now_ms();
+    /* This process was stopped or starved: what arrived meanwhile has not been looked at, so blame nobody yet. */
+    bool is_late = now_ms - shard->ticked_ms > 2 * tick_ms(tcp) + 200;
+
+    shard->ticked_ms = now_ms;
+    LIST_FOR_EACH_SAFE (client, &shard->clients, struct tcp_client, node) {
+        if (is_late)
+            client->stream.moved_in_ms = now_ms;
+        tcp_client_tick(client, now_ms);
+    }
+    for (struct list_node *node = shard->servers.head.next, *next; node != &shard->servers.head; node = next) {
+        next = node->next;
+        tcp_server_tick(tcp_server_of(node), now_ms, is_late);
+    }
+    if (!list_is_empty(&shard->clients) || !list_is_empty(&shard->servers))
+        loop_timer_start(&shard->tick, tick_ms(tcp));
+    tcp_run_outbox(tcp);
+}
+
+void tcp_shard_arm_tick(struct tcp_shard *shard)
+{
+    if (loop_timer_is_running(&shard->tick))
+        return;
+    shard->ticked_ms = clock_now_ms();
+    loop_timer_start(&shard->tick, tick_ms(shard->tcp));
+}
+
+struct evict_call {
+    struct tcp_shard *shard;
+    const struct memory_region *region;
+};
+
+static void evict_on_shard(void *arg)
+{
+    struct evict_call *call = arg;
+
+    for (struct list_node *node = call->shard->servers.head.next, *next; node != &call->shard->servers.head;
+         node = next) {
+        struct tcp_server *server = tcp_server_of(node);
+
+        next = node->next;
+        if (tcp_server_uses(server, call->region)) {
+            tcp_count(&call->shard->tcp->counters.evictions, 1);
+            tcp_server_close(server);
+        }
+    }
+}
+
+static void tcp_evict(struct transport *transport, const struct memory_region *region)
+{
+    struct tcp *tcp = tcp_of(transport);
+
+    for (unsigned i = 0; i < tcp->env.data_loop_count; i++) {
+        struct evict_call call = {&tcp->shards[i], region};
+        loop_call(call.shard->loop, evict_on_shard, &call);
+    }
+}
+
+static void accepted(void *arg, int fd, const struct hello *peer)
+{
+    struct tcp *tcp = arg;
+
+    tcp_server_accept(&tcp->shards[tcp->next_shard++ % tcp->env.data_loop_count], fd, peer->name);
+}
+
+/* --- life --- */
+
+struct shard_call {
+    struct tcp_shard *shard;
+    enum shoal_status status;
+    struct shoal_error *error;
+};
+
+static void start_shard(void *arg)
+{
+    struct shard_call *call = arg;
+
+    call->status = loop_timer_init(&call->shard->tick, call->shard->loop, tick, call->shard, call->error);
+}
+
+static void stop_shard(void *arg)
+{
+    struct tcp_shard *shard = arg;
+
+    for (struct list_node *node = shard->servers.head.next, *next; node != &shard->servers.head; node = next) {
+        next = node->next;
+        tcp_server_close(tcp_server_of(node));
+    }
+    loop_timer_release(&shard->tick);
+}
+
+static void stop_peers(void *arg)
+{
+    struct tcp *tcp = arg;
+
+    LIST_FOR_EACH_SAFE (peer, &tcp->peers, struct tcp_peer, node)
+        tcp_peer_close((struct transport_peer *)peer);
+}
+
+static void nothing(void *arg)
+{
+    (void)arg;
+}
+
+static void tcp_free(struct tcp *tcp)
+{
+    for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
+        if (tcp->shards[i].tcp)
+            loop_call(tcp->shards[i].loop, stop_shard, &tcp->shards[i]);
+    cond_release(&tcp->changed);
+    mutex_release(&tcp->mutex);
+    free(tcp->shards);
+    free(tcp);
+}
+
+static enum shoal_status tcp_create(const struct transport_env *env, struct transport **out, struct shoal_error *error)
+{
+    struct tcp *tcp = calloc(1, sizeof *tcp);
+
+    if (!tcp)
+        return error_no_memory(error);
+    tcp->env = *env;
+    tcp->env.args = NULL;
+    tcp->lane_count = env->data_loop_count < TCP_LANES_MAX ? env->data_loop_count : TCP_LANES_MAX;
+    list_init(&tcp->peers);
+    list_init(&tcp->returned);
+    list_init(&tcp->gone);
+    mutex_init(&tcp->mutex, RANK_TRANSPORT);
+    cond_init(&tcp->changed);
+    tcp->shards = calloc(env->data_loop_count, sizeof *tcp->shards);
+    if (!tcp->shards) {
+        tcp->env.data_loop_count = 0;
+        tcp_free(tcp);
+        return error_no_memory(error);
+    }
+    for (unsigned i = 0; i < env->data_loop_count; i++) {
+        struct shard_call call = {&tcp->shards[i], SHOAL_OK, error};
+
+        *call.shard = (struct tcp_shard){.tcp = tcp, .loop = env->data_loops[i]};
+        list_init(&call.shard->clients);
+        list_init(&call.shard->servers);
+        loop_call(call.shard->loop, start_shard, &call);
+        if (call.status != SHOAL_OK) {
+            tcp_free(tcp);
+            return call.status;
+        }
+    }
+    endpoint_set_handler(env->endpoint, HELLO_CHANNEL_DATA, accepted, tcp);
+    *out = (struct transport *)tcp;
+    return SHOAL_OK;
+}
+
+static void tcp_destroy(struct transport *transport)
+{
+    struct tcp *tcp = tcp_of(transport);
+
+    endpoint_set_handler(tcp->env.endpoint, HELLO_CHANNEL_DATA, NULL, NULL);
+    loop_call(tcp->env.loop, stop_peers, tcp);
+    mutex_lock(&tcp->mutex);
+    while (tcp->live_objects > 0)
+        cond_wait(&tcp->changed, &tcp->mutex);
+    mutex_unlock(&tcp->mutex);
+    loop_call(tcp->env.loop, nothing, NULL); /* an outbox task that was posted has run */
+    tcp_free(tcp);
+}
+
+static bool tcp_metrics(struct transport *transport, struct buf *out)
+{
+    struct tcp *tcp = tcp_of(transport);
+    struct tcp_counters *c = &tcp->counters;
+    const struct {
+        const char *name, *labels, *kind, *help;
+        const uint64_t *value;
+    } rows[] = {
+        {"requests_total", "{op=\"read\"}", "counter", "Requests of this node that completed.", &c->reads},
+        {"requests_total", "{op=\"write\"}", NULL, NULL, &c->writes},
+        {"requests_total", "{op=\"notify\"}", NULL, NULL, &c->notifies},
+        {"bytes_total", "{op=\"read\"}", "counter", "Bytes moved by completed requests of this node.", &c->read_bytes},
+        {"bytes_total", "{op=\"write\"}", NULL, NULL, &c->write_bytes},
+        {"request_failures_total", "{kind=\"canceled\"}", "counter", "Requests that did not complete.", &c->canceled},
+        {"request_failures_total", "{kind=\"timed_out\"}", NULL, NULL, &c->timed_out},
+        {"request_failures_total", "{kind=\"unreachable\"}", NULL, NULL, &c->unreachable},
+        {"request_failures_total", "{kind=\"refused\"}", NULL, NULL, &c->refused},
+        {"request_failures_total", "{kind=\"other\"}", NULL, NULL, &c->failed},
+        {"retries_total", "", "counter", "Requests repeated on a new connection.", &c->retries},
+        {"served_total", "{op=\"read\"}", "counter", "Requests of peers that were served.", &c->served_reads},
+        {"served_total", "{op=\"write\"}", NULL, NULL, &c->served_writes},
+        {"served_total", "{op=\"notify\"}", NULL, NULL, &c->served_notifies},
+        {"served_bytes_total", "{op=\"read\"}", "counter", "Bytes served to peers.", &c->served_read_bytes},
+        {"served_bytes_total", "{op=\"write\"}", NULL, NULL, &c->served_write_bytes},
+        {"serve_refusals_total", "", "counter", "Requests of peers that were refused.", &c->serve_refusals},
+        {"serve_faults_total", "", "counter", "Registered memory that was found inaccessible.", &c->serve_faults},
+        {"serve_stalls_total", "", "counter", "Peers dropped because they made no progress.", &c->serve_stalls},
+        {"protocol_errors_total", "", "counter", "Connections closed for a violated protocol.", &c->protocol_errors},
+        {"evictions_total", "", "counter", "Connections closed to release memory.", &c->evictions},
+        {"connections", "{side=\"client\"}", "gauge", "Open data connections.", &c->client_connections},
+        {"connections", "{side=\"server\"}", NULL, NULL, &c->server_connections},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].kind &&
+            !buf_append_format(out, "# HELP shoal_transport_tcp_%s %s\n# TYPE shoal_transport_tcp_%s %s\n",
+                               rows[i].name, rows[i].help, rows[i].name, rows[i].kind))
+            return false;
+        if (!buf_append_format(out, "shoal_transport_tcp_%s%s %llu\n", rows[i].name, rows[i].labels,
+                               (unsigned long long)__atomic_load_n(rows[i].value, __ATOMIC_RELAXED)))
+            return false;
+    }
+    return true;
+}
+
+const struct transport_ops transport_tcp_ops = {
+    .name = "tcp",
+    .caps =
+        TRANSPORT_CAP_READ | TRANSPORT_CAP_WRITE | TRANSPORT_CAP_CANCEL | TRANSPORT_CAP_NOTIFY | TRANSPORT_CAP_REMOTE,
+    .create = tcp_create,
+    .destroy = tcp_destroy,
+    .is_reachable = tcp_is_reachable,
+    .peer_open = tcp_peer_open,
+    .peer_close = tcp_peer_close,
+    .submit = tcp_submit,
+    .cancel = tcp_cancel,
+    .peer_abort = tcp_peer_abort,
+    .notify = tcp_notify,
+    .evict = tcp_evict,
+    .metrics = tcp_metrics,
+};

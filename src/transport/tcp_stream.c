@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/tcp_stream.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* Bytes one connection may move per turn of the loop, so that others get theirs. */
+#define TURN_BYTES (4u << 20)
+#define IOV_MAX_FRAMES 32
+
+void tcp_stream_init(struct tcp_stream *stream, const struct tcp_stream_ops *ops, int fd)
+{
+    *stream = (struct tcp_stream){.ops = ops, .fd = fd};
+    stream->moved_in_ms = stream->moved_out_ms = clock_now_ms();
+    list_init(&stream->out);
+}
+
+void tcp_stream_release(struct tcp_stream *stream)
+{
+    if (stream->fd >= 0)
+        close(stream->fd);
+    stream->fd = -1;
+}
+
+static bool is_same_host(int fd)
+{
+    struct sockaddr_storage own, peer;
+    socklen_t own_len = sizeof own, peer_len = sizeof peer;
+
+    if (getsockname(fd, (struct sockaddr *)&own, &own_len) != 0 ||
+        getpeername(fd, (struct sockaddr *)&peer, &peer_len) != 0 || own.ss_family != peer.ss_family)
+        return false;
+    if (own.ss_family == AF_INET)
+        return ((const struct sockaddr_in *)(const void *)&own)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)(const void *)&peer)->sin_addr.s_addr;
+    return memcmp(&((const struct sockaddr_in6 *)(const void *)&own)->sin6_addr,
+                  &((const struct sockaddr_in6 *)(const void *)&peer)->sin6_addr, sizeof(struct in6_addr)) == 0;
+}
+
+void tcp_stream_tune(int fd)
+{
+    /* Nothing can be congested between two sockets of one host; the pacing timers of BBR only cost there. */
+    if (is_same_host(fd))
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+}
+
+void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const struct data_frame *frame, const void *body,
+                      const char *text)
+{
+    struct data_frame head = *frame;
+    size_t text_len = text ? strnlen(text, DATA_REASON_MAX_BYTES) : 0;
+
+    if (text)
+        head.len = text_len;
+    data_encode(&head, out->head);
+    if (text)
+        memcpy(out->head + DATA_HEADER_BYTES, text, text_len);
+    out->head_len = DATA_HEADER_BYTES + text_len;
+    out->head_sent = 0;
+    out->body = body;
+    out->body_len = body ? head.len : 0;
+    out->body_sent = 0;
+    if (list_is_empty(&stream->out))
+        stream->moved_out_ms = clock_now_ms();
+    list_push_back(&stream->out, &out->node);
+}
+
+/* Notes that sent bytes of the queue have gone and lets finished frames go. */
+static void advance(struct tcp_stream *stream, size_t sent)
+{
+    struct list_node *node;
+
+    while ((node = list_first(&stream->out))) {
+        struct tcp_out *out = container_of(node, struct tcp_out, node);
+        size_t part = out->head_len - out->head_sent;
+
+        part = part < sent ? part : sent;
+        out->head_sent += part;
+        sent -= part;
+        part = out->body_len - out->body_sent < sent ? (size_t)(out->body_len - out->body_sent) : sent;
+        out->body_sent += part;
+        sent -= part;
+        if (out->head_sent < out->head_len || out->body_sent < out->body_len)
+            return;
+        list_remove(&out->node);
+        stream->ops->sent(stream, out);
+    }
+}
+
+enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
+{
+    uint64_t budget = TURN_BYTES;
+
+    while (!list_is_empty(&stream->out)) {
+        struct iovec iov[2 * IOV_MAX_FRAMES];
+        struct msghdr message = {.msg_iov = iov};
+        size_t count = 0, bytes = 0;
+        ssize_t sent;
+
+        LIST_FOR_EACH (out, &stream->out, struct tcp_out, node) {
+            uint64_t body = out->body_len - out->body_sent;
+
+            if (count + 2 > 2 * IOV_MAX_FRAMES || bytes >= budget)
+                break;
+            if (out->head_sent < out->head_len)
+                iov[count++] = (struct iovec){out->head + out->head_sent, out->head_len - out->head_sent};
+            if (body) {
+                if (body > budget)
+                    body = budget;
+                iov[count++] = (struct iovec){(char *)(uintptr_t)out->body + out->body_sent, (size_t)body};
+            }
+            bytes += out->head_len - out->head_sent + (size_t)body;
+            if (body < out->body_len - out->body_sent)
+                break;
+        }
+        message.msg_iovlen = count;
+        sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL);
+        if (sent < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return TCP_STEP_BLOCKED;
+            *errno_out = errno;
+            /* Only the body of the first frame can be the cause: headers are ours, and bytes before a fault count. */
+            return errno == EFAULT ? TCP_STEP_FAULT : TCP_STEP_LOST;
+        }
+        stream->bytes_out += (uint64_t)sent;
+        stream->moved_out_ms = clock_now_ms();
+        advance(stream, (size_t)sent);
+        if ((size_t)sent < bytes)
+            return TCP_STEP_BLOCKED; /* full, or a fault is next: the next turn tells */
+        if ((uint64_t)sent >= budget)
+            return list_is_empty(&stream->out) ? TCP_STEP_DONE : TCP_STEP_MORE;
+        budget -= (uint64_t)sent;
+    }
+    return TCP_STEP_DONE;
+}
+
+/* One system call for the rest of a body and, if it fits, the header behind it. */
+static ssize_t receive_body(struct tcp_stream *stream, uint64_t budget, size_t *asked_out)
+{
+    size_t part = stream->body_left < budget ? (size_t)stream->body_left : (size_t)budget;
+    struct iovec iov[2] = {{stream->body, part}, {stream->head, DATA_HEADER_BYTES}};
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = part == stream->body_left ? 2 : 1};
+
+    *asked_out = part + (message.msg_iovlen == 2 ? DATA_HEADER_BYTES : 0);
+    if (stream->body)
+        return recvmsg(stream->fd, &message, 0);
+    *asked_out = part;
+    return recv(stream->fd, NULL, part, MSG_TRUNC); /* TCP discards without a copy */
+}
+
+enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
+{
+    uint64_t budget = TURN_BYTES;
+
+    for (;;) {
+        bool is_body = stream->body_left > 0;
+        size_t asked;
+        ssize_t got;
+
+        if (budget == 0)
+            return TCP_STEP_MORE;
+        if (is_body) {
+            got = receive_body(stream, budget, &asked);
+        } else {
+            asked = DATA_HEADER_BYTES - stream->head_have;
+            got = recv(stream->fd, stream->head + stream->head_have, asked, 0);
+        }
+        if (got < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno == EAGAIN || errno == EWOULDBLOCK)
+                return TCP_STEP_DONE;
+            if (errno == EFAULT && is_body && stream->body) {
+                stream->body = NULL;
+                stream->ops->fault(stream);
+                continue;
+            }
+            *errno_out = errno;
+            return TCP_STEP_LOST;
+        }
+        if (got == 0) {
+            *errno_out = 0;
+            return TCP_STEP_LOST;
+        }
+        stream->bytes_in += (uint64_t)got;
+        stream->moved_in_ms = clock_now_ms();
+        budget -= (uint64_t)got < budget ? (uint64_t)got : budget;
+        if (is_body) {
+            uint64_t part = (uint64_t)got < stream->body_left ? (uint64_t)got : stream->body_left;
+
+            stream->body_left -= part;
+            if (stream->body)
+                stream->body = (char *)stream->body + part;
+            stream->head_have = (size_t)((uint64_t)got - part);
+            if (stream->body_left == 0 && !stream->ops->body(stream))
+                return TCP_STEP_STOPPED;
+        } else {
+            stream->head_have += (size_t)got;
+        }
+        if (stream->body_left == 0 && stream->head_have == DATA_HEADER_BYTES) {
+            struct data_frame frame;
+
+            if (data_decode(stream->head, &frame) != SHOAL_OK)
+                return TCP_STEP_PROTOCOL;
+            stream->head_have = 0;
+            stream->body = NULL;
+            stream->body_left = data_body_len(&frame);
+            if (!stream->ops->head(stream, &frame))
+                return TCP_STEP_STOPPED;
+        } else if ((size_t)got < asked) {
+            return TCP_STEP_DONE; /* drained: saves the call that would say EAGAIN */
+        }
+    }
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One data connection as a pair of frame streams: outgoing frames from their queue straight to the socket, incoming
+ * bodies from the socket straight to where they belong. Registered memory is touched by the kernel only, so memory that
+ * has vanished is an EFAULT here and never a signal. Belongs to one loop thread. */
+#ifndef SHOAL_TRANSPORT_TCP_STREAM_H
+#define SHOAL_TRANSPORT_TCP_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "wire/data.h"
+
+/* An outgoing frame; embedded in its owner, which keeps the body readable until sent has run or it was dequeued. */
+struct tcp_out {
+    struct list_node node;
+    size_t head_len, head_sent;
+    const void *body; /* borrowed */
+    uint64_t body_len, body_sent;
+    uint8_t head[DATA_HEADER_BYTES + DATA_REASON_MAX_BYTES]; /* a refusal's text is part of it */
+};
+
+struct tcp_stream;
+struct tcp_stream_ops {
+    /* The frame has left the queue. May queue others. */
+    void (*sent)(struct tcp_stream *stream, struct tcp_out *out);
+    /* A header came in; a body follows if data_body_len says so: then set stream->body (NULL: discard it). false: stop,
+     * the stream may be gone. */
+    bool (*head)(struct tcp_stream *stream, const struct data_frame *frame);
+    /* The body is complete. false as above. */
+    bool (*body)(struct tcp_stream *stream);
+    /* stream->body is not writable; the rest of it is discarded. */
+    void (*fault)(struct tcp_stream *stream);
+};
+
+struct tcp_stream {
+    const struct tcp_stream_ops *ops;
+    int fd; /* owned */
+    struct list out;
+    void *body; /* where the rest of the current body goes; NULL: nowhere */
+    uint64_t body_left;
+    size_t head_have;
+    int64_t moved_in_ms, moved_out_ms; /* when bytes last moved, or waiting began */
+    uint64_t bytes_in, bytes_out;      /* bodies and headers */
+    uint8_t head[DATA_HEADER_BYTES];
+};
+
+enum tcp_step {
+    TCP_STEP_DONE,     /* out: queue is empty. in: nothing to read now */
+    TCP_STEP_BLOCKED,  /* out: the socket is full */
+    TCP_STEP_MORE,     /* the turn's budget is used up */
+    TCP_STEP_STOPPED,  /* a callback said false */
+    TCP_STEP_LOST,     /* errno_out; 0: end of stream */
+    TCP_STEP_FAULT,    /* out: the body of the first frame is unreadable */
+    TCP_STEP_PROTOCOL, /* in: not a frame */
+};
+
+void tcp_stream_init(struct tcp_stream *stream, const struct tcp_stream_ops *ops, int fd);
+void tcp_stream_release(struct tcp_stream *stream); /* closes fd; the queue is the owner's */
+/* Buffer and congestion control settings for a fresh connection. */
+void tcp_stream_tune(int fd);
+
+/* Fills in the header (and a refusal's text) of an idle frame and queues it. */
+void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const struct data_frame *frame, const void *body,
+                      const char *text);
+static inline bool tcp_out_is_begun(const struct tcp_out *out)
+{
+    return out->head_sent > 0;
+}
+enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out);
+enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out);
+
+#endif

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport_fixture.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "content.h"
+#include "tmpdir.h"
+
+const char *transport_name = "tcp", *transport_args;
+bool transport_is_remote = true;
+
+static char *directory;
+static bool is_child; /* has no test to fail: exits instead */
+static char uri[4096];
+
+void fixture_check(enum shoal_status expected, enum shoal_status actual, const struct shoal_error *error,
+                   const char *what, const char *file, int line)
+{
+    if (actual == expected)
+        return;
+    print_error("%s: expected %s, got %s%s%s\n", what, shoal_status_name(expected), shoal_status_name(actual),
+                actual == SHOAL_OK ? "" : ": ", actual == SHOAL_OK ? "" : error->message);
+    if (is_child)
+        _exit(1);
+    _fail(file, line);
+}
+
+int fixture_setup(void **state)
+{
+    (void)state;
+    directory = tmpdir_make();
+    snprintf(uri, sizeof uri, "sqlite:%s/meta.db", directory);
+    return 0;
+}
+
+int fixture_teardown(void **state)
+{
+    (void)state;
+    tmpdir_remove(directory);
+    directory = NULL;
+    return 0;
+}
+
+const char *fixture_uri(void)
+{
+    return uri;
+}
+
+struct shoal_engine_config fixture_config(void)
+{
+    return (struct shoal_engine_config){.struct_size = sizeof(struct shoal_engine_config),
+                                        .metadata_uri = uri,
+                                        .server_name = "127.0.0.1",
+                                        .progress_timeout_ms = 20000};
+}
+
+struct shoal_engine *engine_make(const struct shoal_engine_config *config)
+{
+    struct shoal_engine_config default_config = fixture_config();
+    struct shoal_call call = {.struct_size = sizeof call, .timeout_ms = PATIENCE_MS};
+    struct shoal_engine *engine = NULL;
+    struct shoal_error error;
+
+    assert_ok(shoal_engine_create(config ? config : &default_config, &call, &engine, &error), &error);
+    assert_ok(shoal_engine_install_transport(engine, transport_name, transport_args, &error), &error);
+    return engine;
+}
+
+uint8_t *memory_make(size_t len)
+{
+    void *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
+void memory_drop(uint8_t *memory, size_t len)
+{
+    assert_int_equal(munmap(memory, len), 0);
+}
+
+enum shoal_status transfer(struct shoal_engine *engine, struct shoal_segment *segment, enum shoal_op op, void *local,
+                           const void *remote, uint64_t key, uint64_t len, struct shoal_error *error)
+{
+    struct shoal_request request = {.op = op,
+                                    .segment = segment,
+                                    .local = local,
+                                    .remote_addr = (uint64_t)(uintptr_t)remote,
+                                    .remote_key = key,
+                                    .len_bytes = len};
+    struct shoal_batch *batch = NULL;
+    enum shoal_status status;
+
+    assert_ok(shoal_batch_create(engine, 1, &batch, error), error);
+    assert_ok(shoal_batch_submit(batch, &request, 1, error), error);
+    status = shoal_batch_wait(batch, PATIENCE_MS, error);
+    shoal_batch_destroy(batch);
+    return status;
+}
+
+struct child_hello {
+    char name[320];
+    void *memory;
+};
+
+static void child_main(size_t len, uint64_t seed, const char *name, int out, int in)
+{
+    struct shoal_engine_config config = fixture_config();
+    struct child_hello hello = {.name = ""};
+    struct shoal_engine *engine;
+    struct shoal_error error;
+    char byte;
+
+    is_child = true;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (name)
+        config.server_name = name;
+    engine = engine_make(&config);
+    hello.memory = memory_make(len);
+    content_fill(hello.memory, len, seed, 0);
+    assert_ok(shoal_engine_register_memory(engine, hello.memory, len, NULL,
+                                           SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE, NULL, &error),
+              &error);
+    snprintf(hello.name, sizeof hello.name, "%s", shoal_engine_server_name(engine));
+    if (write(out, &hello, sizeof hello) != (ssize_t)sizeof hello)
+        _exit(1);
+    while (read(in, &byte, 1) < 0 && errno == EINTR)
+        ;
+    _exit(0);
+}
+
+struct child child_start(size_t len, uint64_t seed, const char *name)
+{
+    struct child child = {.len = len};
+    struct child_hello hello;
+    int to_parent[2], to_child[2];
+
+    assert_int_equal(pipe2(to_parent, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(to_child, O_CLOEXEC), 0);
+    child.pid = fork();
+    assert_true(child.pid >= 0);
+    if (child.pid == 0) {
+        close(to_parent[0]);
+        close(to_child[1]);
+        child_main(len, seed, name, to_parent[1], to_child[0]);
+        _exit(1);
+    }
+    close(to_parent[1]);
+    close(to_child[0]);
+    assert_int_equal(read(to_parent[0], &hello, sizeof hello), sizeof hello);
+    close(to_parent[0]);
+    child.control = to_child[1];
+    child.memory = hello.memory;
+    memcpy(child.name, hello.name, sizeof child.name);
+    return child;
+}
+
+void child_stop(struct child *child)
+{
+    if (child->pid <= 0)
+        return;
+    kill(child->pid, SIGKILL);
+    waitpid(child->pid, NULL, 0);
+    close(child->control);
+    child->pid = 0;
+}
+
+void fixture_breathe(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
