@@ -91,7 +91,8 @@ void buf_consume(struct buf *buf, size_t len)
 uint8_t *buf_take(struct buf *buf, size_t *len_out)
 {
     uint8_t *data = buf->data;
-    *len_out = buf->len;
+    if (len_out)
+        *len_out = buf->len;
     if (!data)
         data = calloc(1, 1);
     buf->data = NULL;

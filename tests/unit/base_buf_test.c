@@ -90,6 +90,9 @@ static void take_hands_over(void **state)
     free(data);
     assert_int_equal(buf.len, 0);
     assert_true(buf_append_str(&buf, "again"));
+    data = buf_take(&buf, NULL);
+    assert_string_equal((char *)data, "again");
+    free(data);
     buf_release(&buf);
 }
 
