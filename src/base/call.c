@@ -154,3 +154,38 @@ enum shoal_status call_check(const struct call *call, struct shoal_error *error,
         return error_set(error, SHOAL_TIMED_OUT, 0, "%s: deadline passed", what);
     return SHOAL_OK;
 }
+
+struct sleeper {
+    struct mutex mutex;
+    struct cond wake;
+    bool is_canceled;
+};
+
+static void wake_sleeper(void *arg)
+{
+    struct sleeper *sleeper = arg;
+
+    mutex_lock(&sleeper->mutex);
+    sleeper->is_canceled = true;
+    cond_signal(&sleeper->wake);
+    mutex_unlock(&sleeper->mutex);
+}
+
+enum shoal_status call_sleep(const struct call *call, int64_t delay_ms, struct shoal_error *error, const char *what)
+{
+    struct sleeper sleeper = {.is_canceled = false};
+    struct cancel_hook hook;
+    int64_t until = deadline_min(deadline_after_ms(delay_ms), call->deadline_ms);
+
+    mutex_init(&sleeper.mutex, RANK_CANCEL);
+    cond_init(&sleeper.wake);
+    cancel_hook_add(call->cancel, &hook, wake_sleeper, &sleeper);
+    mutex_lock(&sleeper.mutex);
+    while (!sleeper.is_canceled && !deadline_is_past(until))
+        cond_wait_until(&sleeper.wake, &sleeper.mutex, until);
+    mutex_unlock(&sleeper.mutex);
+    cancel_hook_remove(call->cancel, &hook);
+    cond_release(&sleeper.wake);
+    mutex_release(&sleeper.mutex);
+    return call_check(call, error, what);
+}

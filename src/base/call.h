@@ -26,6 +26,9 @@ struct call call_with_timeout(const struct call *call, int64_t timeout_ms);
 /* OK, or TIMED_OUT / CANCELED with a message that begins with what was tried. */
 enum shoal_status call_check(const struct call *call, struct shoal_error *error, const char *what);
 
+/* Waits delay_ms. OK: it has passed; else as call_check, as soon as that happens. */
+enum shoal_status call_sleep(const struct call *call, int64_t delay_ms, struct shoal_error *error, const char *what);
+
 bool cancel_is_triggered(struct shoal_cancel *cancel); /* NULL: false */
 
 /* A hook runs once, on the thread that triggers, as soon as the token is triggered (at once, on the adding thread, if
