@@ -17,6 +17,7 @@
 enum piece_state {
     PIECE_MISSING = 0,
     PIECE_IN_FLIGHT,
+    PIECE_RECALLED, /* in flight, but its source stalls and the caller was told to cancel it */
     PIECE_DONE,
 };
 
@@ -112,6 +113,12 @@ enum shoal_status swarm_create(const struct swarm_config *config, struct swarm *
     return SHOAL_OK;
 }
 
+static bool is_in_flight_at(const struct swarm *swarm, uint32_t piece, uint32_t source)
+{
+    return (swarm->state[piece] == PIECE_IN_FLIGHT || swarm->state[piece] == PIECE_RECALLED) &&
+           swarm->holder[piece] == source;
+}
+
 static void source_release(struct source *source)
 {
     free(source->has);
@@ -154,7 +161,7 @@ void swarm_source_remove(struct swarm *swarm, uint32_t number)
     struct source *source = &swarm->sources[number];
 
     for (uint32_t piece = 0; source->in_flight && piece < swarm->config.piece_count; piece++) {
-        if (swarm->state[piece] == PIECE_IN_FLIGHT && swarm->holder[piece] == number)
+        if (is_in_flight_at(swarm, piece, number))
             swarm_failed(swarm, number, piece);
     }
     if (source->has) {
@@ -290,7 +297,8 @@ bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint3
 
 static void end_flight(struct swarm *swarm, uint32_t number, uint32_t piece)
 {
-    assert(swarm->state[piece] == PIECE_IN_FLIGHT && swarm->holder[piece] == number);
+    (void)piece; /* without assertions */
+    assert(is_in_flight_at(swarm, piece, number));
     swarm->sources[number].in_flight--;
     swarm->in_flight_count--;
 }
@@ -337,6 +345,7 @@ bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_ou
             if (swarm->state[piece] == PIECE_IN_FLIGHT && swarm->holder[piece] == number &&
                 is_served_elsewhere(swarm, number, piece, now_ms)) {
                 swarm_source_avoid(swarm, number, now_ms + AVOID_STALLED_MS);
+                swarm->state[piece] = PIECE_RECALLED;
                 *source_out = number;
                 *piece_out = piece;
                 return true;

@@ -55,7 +55,8 @@ void swarm_failed(struct swarm *swarm, uint32_t source, uint32_t piece);
 void swarm_have(struct swarm *swarm, uint32_t piece);
 
 /* A piece in flight that should be canceled because its source stalls and another could serve it now. The source is
- * avoided for a while. The caller cancels and reports swarm_failed. false: none (left). */
+ * avoided for a while. The caller cancels and reports swarm_failed, or swarm_done if
+ * it arrives all the same. Each piece is named once. false: none (left). */
 bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out);
 
 uint32_t swarm_missing_count(const struct swarm *swarm); /* neither here nor in flight */
