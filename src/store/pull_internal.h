@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by pull.c (life, decisions), pull_source.c (one source's connection) and pull_fetch.c (one piece). Everything
+ * belongs to loop 0 unless said otherwise. */
+#ifndef SHOAL_STORE_PULL_INTERNAL_H
+#define SHOAL_STORE_PULL_INTERNAL_H
+
+#include "base/random.h"
+#include "store/pull.h"
+#include "swarm/swarm.h"
+
+#define FETCH_PARTS_MAX 16u /* requests of one piece in flight: a piece may lie in many small regions */
+
+enum source_state {
+    SOURCE_IDLE,    /* known, not connected */
+    SOURCE_OPENING, /* open call is out */
+    SOURCE_OPEN,    /* in use */
+    SOURCE_CLOSING, /* failed: waiting for its requests to end */
+    SOURCE_DEAD,    /* never used again, unless the metadata service shows a new entry */
+};
+
+struct pull_source {
+    struct list_node node;
+    struct pull *pull;
+    struct source_entry entry;
+    enum source_state state;
+    bool is_listed; /* the metadata service shows it */
+    bool is_complete;
+    bool is_dead_after;  /* CLOSING ends in DEAD instead of IDLE */
+    int64_t retry_at_ms; /* IDLE: not before */
+    unsigned failures_in_row;
+    struct rpc_client *client;     /* owned from OPENING to CLOSING */
+    struct shoal_segment *segment; /* owned likewise */
+    struct span_map spans;         /* the payload as it lies there */
+    struct span index;             /* addr, len, key */
+    uint32_t number;               /* in the swarm; SWARM_NONE: not in it */
+    uint32_t position;             /* in its log of verified pieces */
+    uint64_t request_count;        /* engine operations in flight */
+    struct shoal_source_stats stats;
+    struct shoal_error last_error;
+};
+
+/* One piece on its way. */
+struct fetch {
+    struct list_node node;
+    struct pull_source *source;
+    uint32_t piece;
+    uint64_t offset, len; /* in the payload */
+    uint64_t submitted;   /* bytes given to the engine so far */
+    unsigned part_count, active_parts;
+    bool is_canceled;
+    enum shoal_status status; /* first failure */
+    struct shoal_error error;
+    struct engine_op parts[FETCH_PARTS_MAX];
+};
+
+struct pull {
+    struct shoal_store *store;
+    const char *name;
+    const struct manifest *manifest;
+    const struct span_map *local; /* NULL: index only */
+    bool no_verify;
+    uint32_t max_sources;
+    struct random random;
+
+    /* shared with the calling thread */
+    struct mutex mutex; /* RANK_PAYLOAD: guards phase, is_woken, result, error, news */
+    struct cond changed;
+    enum pull_phase phase;
+    bool is_woken; /* the call was canceled: waiters look for themselves */
+    enum shoal_status result;
+    struct shoal_error error;
+    struct list news; /* struct news, oldest first */
+    bool is_news_posted;
+    struct loop_task news_task;
+
+    /* loop 0 */
+    struct list sources;
+    struct loop_timer tick;
+    struct swarm *swarm; /* owned, from PULL_PIECES on */
+    struct layout layout;
+    struct index_view index;
+    uint8_t *index_data; /* owned; NULL once taken */
+    bool is_index_registered, is_index_in_flight;
+    struct engine_op index_op;
+    struct pull_source *index_source;
+    struct payload *payload; /* borrowed; NULL: pieces are not announced */
+    uint32_t *early;         /* owned: pieces verified before payload was set */
+    uint32_t early_count;
+    struct list fetches;
+    struct digest_stream *stream; /* owned: pieces that lie in several regions */
+    int64_t started_ms, last_progress_ms, sourceless_since_ms;
+    uint64_t done_bytes;
+    uint64_t manifest_generation; /* as last heard; 0: gone */
+    bool is_bad_seen;             /* some source served wrong bytes */
+    bool is_in_schedule, is_stopping;
+    struct shoal_error bad_error, last_error;
+};
+
+/* pull.c */
+void pull_end(struct pull *pull, enum shoal_status status, const struct shoal_error *why);
+void pull_review(struct pull *pull); /* what now: after every event */
+void pull_index_begin(struct pull *pull, struct pull_source *source);
+int64_t pull_give_up_ms(const struct pull *pull);
+
+/* pull_source.c */
+struct pull_source *source_find(struct pull *pull, const char *name);
+struct pull_source *source_add(struct pull *pull, const struct source_entry *entry);
+void source_connect(struct pull_source *source);
+/* Leaves the source: for ever (is_dead) or until its backoff has passed. */
+void source_fail(struct pull_source *source, bool is_dead, const struct shoal_error *error);
+void source_join_swarm(struct pull_source *source);
+void source_request_ended(struct pull_source *source);
+void source_close_all(struct pull *pull);
+void source_destroy_all(struct pull *pull);
+
+/* pull_fetch.c */
+void fetch_schedule(struct pull *pull);
+void fetch_cancel(struct fetch *fetch);
+void fetch_cancel_of_source(struct pull_source *source); /* NULL members: all */
+
+#endif

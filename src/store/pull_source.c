@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One source of a pull: connect, open, keep in sync, fail, come back. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "store/pull_internal.h"
+#include "wire/control.pb-c.h"
+
+#define LOG_MODULE "store"
+#include "base/log.h"
+
+#define SYNC_WAIT_MS 1000
+#define RETRY_BASE_MS 100
+#define RETRY_MAX_MS 2000
+#define FAILURES_MAX 12u /* in a row, then it is given up */
+
+struct pull_source *source_find(struct pull *pull, const char *name)
+{
+    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
+        if (strcmp(source->entry.name, name) == 0)
+            return source;
+    }
+    return NULL;
+}
+
+struct pull_source *source_add(struct pull *pull, const struct source_entry *entry)
+{
+    struct pull_source *source = calloc(1, sizeof *source);
+
+    if (!source)
+        return NULL;
+    source->pull = pull;
+    source->entry = *entry;
+    source->is_listed = true;
+    source->number = SWARM_NONE;
+    source->stats.is_gold = entry->is_gold;
+    snprintf(source->stats.name, sizeof source->stats.name, "%s", entry->name);
+    list_push_back(&pull->sources, &source->node);
+    return source;
+}
+
+/* Everything of the connection goes; no request is in flight. */
+static void disconnect(struct pull_source *source)
+{
+    struct rpc_client *client = source->client;
+
+    if (source->number != SWARM_NONE)
+        swarm_source_remove(source->pull->swarm, source->number);
+    source->number = SWARM_NONE;
+    source->client = NULL; /* callbacks that close ends find it gone */
+    rpc_client_close(client);
+    shoal_segment_close(source->segment);
+    source->segment = NULL;
+    span_map_release(&source->spans);
+    source->stats.is_connected = false;
+    source->position = 0;
+    source->is_complete = false;
+}
+
+static void finish_closing(struct pull_source *source)
+{
+    disconnect(source);
+    source->state = source->is_dead_after ? SOURCE_DEAD : SOURCE_IDLE;
+}
+
+void source_request_ended(struct pull_source *source)
+{
+    source->request_count--;
+    if (source->state == SOURCE_CLOSING && !source->request_count)
+        finish_closing(source);
+}
+
+void source_fail(struct pull_source *source, bool is_dead, const struct shoal_error *error)
+{
+    struct pull *pull = source->pull;
+
+    if (source->state == SOURCE_CLOSING || source->state == SOURCE_DEAD)
+        return;
+    source->last_error = *error;
+    pull->last_error = *error;
+    source->stats.failures++;
+    source->failures_in_row++;
+    atomic_fetch_add_explicit(&pull->store->counters.source_failures, 1, memory_order_relaxed);
+    source->is_dead_after = is_dead || source->failures_in_row >= FAILURES_MAX;
+    source->retry_at_ms =
+        clock_now_ms() + backoff_ms(&pull->random, source->failures_in_row - 1, RETRY_BASE_MS, RETRY_MAX_MS);
+    if (!pull->is_stopping)
+        LOG_INFO("payload '%s': leaving source %s%s: %s", pull->name, source->entry.name,
+                 source->is_dead_after ? " for good" : "", error->message);
+    source->state = SOURCE_CLOSING;
+    if (source->number != SWARM_NONE)
+        swarm_source_avoid(pull->swarm, source->number, INT64_MAX);
+    if (!source->request_count) {
+        finish_closing(source);
+        return;
+    }
+    fetch_cancel_of_source(source);
+    if (pull->is_index_in_flight && pull->index_source == source)
+        engine_op_cancel(pull->store->engine, &pull->index_op);
+}
+
+static void sync_begin(struct pull_source *source);
+
+static enum shoal_status take_news(struct pull_source *source, const Shoal__Wire__SyncResponse *message,
+                                   struct shoal_error *error)
+{
+    struct pull *pull = source->pull;
+
+    if (message->is_complete) {
+        source->is_complete = true;
+        swarm_source_has_all(pull->swarm, source->number);
+        return SHOAL_OK;
+    }
+    if (source->is_complete)
+        return SHOAL_OK;
+    if (message->position - source->position != message->n_pieces)
+        return error_set(error, SHOAL_PROTOCOL, 0, "%s: its log of pieces jumps", source->entry.name);
+    source->position = message->position;
+    for (size_t i = 0; i < message->n_pieces; i++) {
+        if (!swarm_source_has(pull->swarm, source->number, message->pieces[i]))
+            return error_set(error, SHOAL_PROTOCOL, 0, "%s: announces piece %u of %u", source->entry.name,
+                             message->pieces[i], pull->layout.piece_count);
+    }
+    return SHOAL_OK;
+}
+
+static void on_synced(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
+                      const struct shoal_error *error)
+{
+    struct pull_source *source = arg;
+    struct pull *pull = source->pull;
+    Shoal__Wire__SyncResponse *message;
+    struct shoal_error detail;
+
+    if (!source->client || source->state != SOURCE_OPEN)
+        return;
+    if (status) {
+        source_fail(source, false, error);
+    } else if (!(message = shoal__wire__sync_response__unpack(NULL, body_len, body))) {
+        error_set(&detail, SHOAL_PROTOCOL, 0, "%s: malformed sync response", source->entry.name);
+        source_fail(source, true, &detail);
+    } else {
+        status = take_news(source, message, &detail);
+        shoal__wire__sync_response__free_unpacked(message, NULL);
+        if (status)
+            source_fail(source, true, &detail);
+        else
+            sync_begin(source);
+    }
+    pull_review(pull);
+}
+
+/* A source is always being asked: its withdrawal, its death and its news all arrive as the answer. Until the index is
+ * known piece numbers mean nothing, so the log is read from the start when the source joins the swarm. */
+static void sync_begin(struct pull_source *source)
+{
+    struct pull *pull = source->pull;
+    Shoal__Wire__SyncRequest request = SHOAL__WIRE__SYNC_REQUEST__INIT;
+    uint8_t body[SHOAL_NAME_MAX_BYTES + 64];
+    size_t len;
+    struct shoal_error error;
+
+    request.name = (char *)pull->name;
+    request.generation = pull->manifest->generation;
+    request.position = source->is_complete ? UINT32_MAX : source->position;
+    request.wait_ms = SYNC_WAIT_MS;
+    request.taken_bytes = source->stats.bytes;
+    len = shoal__wire__sync_request__get_packed_size(&request);
+    if (len > sizeof body || shoal__wire__sync_request__pack(&request, body) != len ||
+        rpc_call(source->client, STORE_METHOD_SYNC, body, len, SYNC_WAIT_MS + pull->store->progress_timeout_ms,
+                 on_synced, source)) {
+        error_no_memory(&error);
+        source_fail(source, false, &error);
+    }
+}
+
+void source_join_swarm(struct pull_source *source)
+{
+    struct pull *pull = source->pull;
+
+    source->number = swarm_source_add(pull->swarm, source->entry.is_gold);
+    if (source->number == SWARM_NONE) {
+        struct shoal_error error;
+        error_set(&error, SHOAL_LIMIT, 0, "too many sources at once");
+        source_fail(source, false, &error);
+        return;
+    }
+    if (source->is_complete)
+        swarm_source_has_all(pull->swarm, source->number);
+    sync_begin(source);
+}
+
+static enum shoal_status take_ranges(struct pull_source *source, const Shoal__Wire__OpenResponse *message,
+                                     struct shoal_error *error)
+{
+    const struct manifest *manifest = source->pull->manifest;
+    enum shoal_status status = span_map_init(&source->spans, message->n_regions, error);
+
+    if (status)
+        return status;
+    for (size_t i = 0; i < message->n_regions; i++) {
+        const Shoal__Wire__MemoryRange *range = message->regions[i];
+        if (!span_map_add(&source->spans, range->addr, range->len_bytes, range->key))
+            goto bad;
+    }
+    if (source->spans.total != manifest->total_size || !message->index ||
+        message->index->len_bytes != manifest->index_len)
+        goto bad;
+    source->index =
+        (struct span){.addr = message->index->addr, .len = message->index->len_bytes, .key = message->index->key};
+    return SHOAL_OK;
+bad:
+    return error_set(error, SHOAL_PROTOCOL, 0, "%s: what it offers does not have the payload's size",
+                     source->entry.name);
+}
+
+static void on_opened(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
+                      const struct shoal_error *error)
+{
+    struct pull_source *source = arg;
+    struct pull *pull = source->pull;
+    Shoal__Wire__OpenResponse *message;
+    struct shoal_error detail;
+
+    if (!source->client || source->state != SOURCE_OPENING)
+        return;
+    if (status) {
+        /* NOT_FOUND: withdrawn, or announced a moment before it can serve: asked again while it is listed. */
+        source_fail(source, false, error);
+        pull_review(pull);
+        return;
+    }
+    message = shoal__wire__open_response__unpack(NULL, body_len, body);
+    status = message ? take_ranges(source, message, &detail)
+                     : error_set(&detail, SHOAL_PROTOCOL, 0, "%s: malformed open response", source->entry.name);
+    if (status) {
+        if (message)
+            shoal__wire__open_response__free_unpacked(message, NULL);
+        source_fail(source, true, &detail);
+        pull_review(pull);
+        return;
+    }
+    source->state = SOURCE_OPEN;
+    source->stats.is_connected = true;
+    source->is_complete = message->is_complete;
+    shoal__wire__open_response__free_unpacked(message, NULL);
+    if (pull->swarm)
+        source_join_swarm(source);
+    pull_review(pull);
+}
+
+void source_connect(struct pull_source *source)
+{
+    struct pull *pull = source->pull;
+    Shoal__Wire__OpenRequest request = SHOAL__WIRE__OPEN_REQUEST__INIT;
+    uint8_t body[SHOAL_NAME_MAX_BYTES + 64];
+    struct shoal_error error;
+    size_t len;
+
+    source->state = SOURCE_OPENING;
+    if (rpc_client_open(pull->store->rpc, source->entry.address, source->entry.instance,
+                        pull->store->connect_timeout_ms, &source->client, &error) ||
+        engine_segment_create(pull->store->engine, source->entry.name, source->entry.address, source->entry.instance,
+                              &source->segment, &error)) {
+        source_fail(source, false, &error);
+        return;
+    }
+    request.name = (char *)pull->name;
+    request.generation = pull->manifest->generation;
+    len = shoal__wire__open_request__get_packed_size(&request);
+    if (len > sizeof body || shoal__wire__open_request__pack(&request, body) != len ||
+        rpc_call(source->client, STORE_METHOD_OPEN, body, len,
+                 pull->store->connect_timeout_ms + pull->store->progress_timeout_ms, on_opened, source)) {
+        error_no_memory(&error);
+        source_fail(source, false, &error);
+    }
+}
+
+void source_close_all(struct pull *pull)
+{
+    struct shoal_error error;
+
+    error_set(&error, SHOAL_CANCELED, 0, "the pull has ended");
+    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
+        if (source->state == SOURCE_OPENING || source->state == SOURCE_OPEN)
+            source_fail(source, true, &error);
+    }
+}
+
+void source_destroy_all(struct pull *pull)
+{
+    struct list_node *node;
+
+    while ((node = list_pop_front(&pull->sources)))
+        free(container_of(node, struct pull_source, node));
+}

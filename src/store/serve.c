@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The serving side: answers open and sync, and tells waiting receivers of newly verified pieces in batches. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "store/store_internal.h"
+#include "wire/control.pb-c.h"
+
+#define LOG_MODULE "store"
+#include "base/log.h"
+
+#define NEWS_DELAY_MS 10 /* how long news may wait for more */
+#define NEWS_BATCH 64u   /* pieces that are sent at once */
+#define NEWS_MAX 65536u  /* pieces in one answer */
+#define SYNC_WAIT_MAX_MS 30000
+#define RECEIVERS_MAX 4096u
+#define RECEIVER_SILENCE_MS 15000 /* no sync for so long: gone */
+
+struct waiter {
+    struct list_node node;
+    struct rpc_request *request;
+    struct payload *payload; /* borrowed: serve_stop empties the list */
+    uint32_t position;
+    int64_t until_ms;
+};
+
+/* A peer that takes pieces from here, as it reports itself. */
+struct receiver {
+    struct list_node node;
+    char name[320];
+    uint64_t bytes;
+    int64_t seen_ms;
+};
+
+static struct payload *find_serving(struct shoal_store *store, const char *name, uint64_t generation)
+{
+    struct payload *payload;
+
+    mutex_lock(&store->mutex);
+    payload = map_get_str(&store->catalog, name);
+    if (payload && (!payload->is_serving || payload->generation != generation))
+        payload = NULL;
+    if (payload)
+        payload_ref(payload);
+    mutex_unlock(&store->mutex);
+    return payload;
+}
+
+static void on_open(void *arg, struct rpc_request *request)
+{
+    struct shoal_store *store = arg;
+    Shoal__Wire__OpenRequest *message = shoal__wire__open_request__unpack(NULL, request->body_len, request->body);
+    Shoal__Wire__OpenResponse response = SHOAL__WIRE__OPEN_RESPONSE__INIT;
+    Shoal__Wire__MemoryRange index = SHOAL__WIRE__MEMORY_RANGE__INIT, *ranges = NULL, **pointers = NULL;
+    struct payload *payload = NULL;
+    uint8_t *body = NULL;
+    size_t body_len;
+
+    if (!message) {
+        rpc_reply(request, SHOAL_PROTOCOL, "malformed open request", NULL, 0);
+        return;
+    }
+    payload = find_serving(store, message->name, message->generation);
+    shoal__wire__open_request__free_unpacked(message, NULL);
+    if (!payload) {
+        rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here", NULL, 0);
+        return;
+    }
+    ranges = calloc(payload->spans.count + 1, sizeof *ranges);
+    pointers = calloc(payload->spans.count + 1, sizeof *pointers);
+    if (!ranges || !pointers) {
+        rpc_reply(request, SHOAL_NO_MEMORY, NULL, NULL, 0);
+        goto out;
+    }
+    for (size_t i = 0; i < payload->spans.count; i++) {
+        const struct span *span = &payload->spans.spans[i];
+        shoal__wire__memory_range__init(&ranges[i]);
+        ranges[i].addr = span->addr;
+        ranges[i].len_bytes = span->len;
+        ranges[i].key = span->key;
+        pointers[i] = &ranges[i];
+    }
+    index.addr = (uintptr_t)payload->index;
+    index.len_bytes = payload->index_len;
+    index.key = payload->index_key;
+    response.index = &index;
+    response.n_regions = payload->spans.count;
+    response.regions = pointers;
+    response.is_complete = payload->is_complete;
+    response.is_gold = payload->is_gold;
+    body_len = shoal__wire__open_response__get_packed_size(&response);
+    body = malloc(body_len);
+    if (!body) {
+        rpc_reply(request, SHOAL_NO_MEMORY, NULL, NULL, 0);
+        goto out;
+    }
+    shoal__wire__open_response__pack(&response, body);
+    rpc_reply(request, SHOAL_OK, NULL, body, body_len);
+out:
+    free(body);
+    free(pointers);
+    free(ranges);
+    payload_unref(payload);
+}
+
+static void waiter_answer(struct waiter *waiter)
+{
+    struct payload *payload = waiter->payload;
+    Shoal__Wire__SyncResponse response = SHOAL__WIRE__SYNC_RESPONSE__INIT;
+    uint32_t count = payload->is_complete ? 0 : payload->have_count - waiter->position;
+    uint8_t *body;
+    size_t body_len;
+
+    /* Whoever has everything says only that: cheaper than the list. */
+    if (count > NEWS_MAX)
+        count = NEWS_MAX;
+    response.is_complete = payload->is_complete;
+    response.n_pieces = count;
+    response.pieces = count ? payload->have_log + waiter->position : NULL;
+    response.position = waiter->position + count;
+    body_len = shoal__wire__sync_response__get_packed_size(&response);
+    body = malloc(body_len ? body_len : 1);
+    if (body) {
+        shoal__wire__sync_response__pack(&response, body);
+        rpc_reply(waiter->request, SHOAL_OK, NULL, body, body_len);
+    } else {
+        rpc_reply(waiter->request, SHOAL_NO_MEMORY, NULL, NULL, 0);
+    }
+    free(body);
+    list_remove(&waiter->node);
+    free(waiter);
+}
+
+static bool waiter_has_news(const struct waiter *waiter)
+{
+    return !waiter->payload->is_complete && waiter->payload->have_count > waiter->position;
+}
+
+static void arm_waiter_timer(struct payload *payload)
+{
+    int64_t now = clock_now_ms(), first = DEADLINE_NONE;
+
+    LIST_FOR_EACH (waiter, &payload->waiters, struct waiter, node)
+        first = deadline_min(first, waiter_has_news(waiter) ? now + NEWS_DELAY_MS : waiter->until_ms);
+    if (first == DEADLINE_NONE)
+        loop_timer_stop(&payload->waiter_timer);
+    else
+        loop_timer_start(&payload->waiter_timer, first - now);
+}
+
+static void on_waiter_timer(void *arg)
+{
+    struct payload *payload = arg;
+    int64_t now = clock_now_ms();
+
+    LIST_FOR_EACH_SAFE (waiter, &payload->waiters, struct waiter, node) {
+        if (waiter_has_news(waiter) || waiter->until_ms <= now)
+            waiter_answer(waiter);
+    }
+    arm_waiter_timer(payload);
+}
+
+static void on_waiter_abort(struct rpc_request *request)
+{
+    struct waiter *waiter = request->arg;
+
+    list_remove(&waiter->node);
+    free(waiter);
+}
+
+static void note_receiver(struct payload *payload, const char *peer, uint64_t taken_bytes)
+{
+    struct receiver *found = NULL;
+    int64_t now = clock_now_ms();
+
+    LIST_FOR_EACH_SAFE (receiver, &payload->receivers, struct receiver, node) {
+        if (strcmp(receiver->name, peer) == 0) {
+            found = receiver;
+        } else if (now - receiver->seen_ms > RECEIVER_SILENCE_MS) {
+            list_remove(&receiver->node);
+            payload->receiver_count--;
+            free(receiver);
+        }
+    }
+    if (!found) {
+        if (payload->receiver_count >= RECEIVERS_MAX || !(found = calloc(1, sizeof *found)))
+            return; /* only the display suffers */
+        snprintf(found->name, sizeof found->name, "%s", peer);
+        list_push_back(&payload->receivers, &found->node);
+        payload->receiver_count++;
+    }
+    found->seen_ms = now;
+    if (taken_bytes > found->bytes) {
+        payload->bytes_served += taken_bytes - found->bytes;
+        atomic_fetch_add_explicit(&payload->store->counters.bytes_served, taken_bytes - found->bytes,
+                                  memory_order_relaxed);
+    }
+    found->bytes = taken_bytes; /* smaller: it pulls again */
+}
+
+static void on_sync(void *arg, struct rpc_request *request)
+{
+    struct shoal_store *store = arg;
+    Shoal__Wire__SyncRequest *message = shoal__wire__sync_request__unpack(NULL, request->body_len, request->body);
+    struct payload *payload;
+    struct waiter *waiter;
+    bool knows_all;
+
+    if (!message) {
+        rpc_reply(request, SHOAL_PROTOCOL, "malformed sync request", NULL, 0);
+        return;
+    }
+    payload = find_serving(store, message->name, message->generation);
+    if (!payload) {
+        rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here any more", NULL, 0);
+        goto out;
+    }
+    note_receiver(payload, request->peer, message->taken_bytes);
+    knows_all = message->position == UINT32_MAX; /* the receiver has seen is_complete */
+    if (!knows_all && message->position > payload->have_count && !payload->is_complete) {
+        rpc_reply(request, SHOAL_PROTOCOL, "position is beyond the log", NULL, 0);
+        goto out;
+    }
+    waiter = calloc(1, sizeof *waiter);
+    if (!waiter) {
+        rpc_reply(request, SHOAL_NO_MEMORY, NULL, NULL, 0);
+        goto out;
+    }
+    waiter->request = request;
+    waiter->payload = payload;
+    waiter->position = knows_all ? payload->have_count : message->position;
+    waiter->until_ms =
+        clock_now_ms() + (message->wait_ms < SYNC_WAIT_MAX_MS ? (int64_t)message->wait_ms : SYNC_WAIT_MAX_MS);
+    request->on_abort = on_waiter_abort;
+    request->arg = waiter;
+    list_push_back(&payload->waiters, &waiter->node);
+    if ((payload->is_complete && !knows_all) || payload->have_count - waiter->position >= NEWS_BATCH)
+        waiter_answer(waiter);
+    arm_waiter_timer(payload);
+out:
+    shoal__wire__sync_request__free_unpacked(message, NULL);
+    payload_unref(payload);
+}
+
+void serve_install(struct shoal_store *store)
+{
+    rpc_set_handler(store->rpc, STORE_METHOD_OPEN, on_open, store);
+    rpc_set_handler(store->rpc, STORE_METHOD_SYNC, on_sync, store);
+}
+
+void serve_piece_verified(struct payload *payload, uint32_t piece)
+{
+    bool had_news = false;
+
+    payload->have_bits[piece / 64] |= UINT64_C(1) << (piece % 64);
+    payload->have_log[payload->have_count++] = piece;
+    if (payload->have_count == payload->layout.piece_count)
+        payload->is_complete = true;
+    LIST_FOR_EACH_SAFE (waiter, &payload->waiters, struct waiter, node) {
+        if (payload->is_complete || payload->have_count - waiter->position >= NEWS_BATCH)
+            waiter_answer(waiter);
+        else
+            had_news |= payload->have_count - waiter->position > 1;
+    }
+    if (!had_news) /* else the timer runs already */
+        arm_waiter_timer(payload);
+}
+
+struct start_args {
+    struct payload *payload;
+    struct shoal_error *error;
+    enum shoal_status status;
+};
+
+static void start_on_loop(void *arg)
+{
+    struct start_args *args = arg;
+    struct payload *payload = args->payload;
+
+    args->status = loop_timer_init(&payload->waiter_timer, engine_loop(payload->store->engine), on_waiter_timer,
+                                   payload, args->error);
+    payload->has_waiter_timer = args->status == SHOAL_OK;
+}
+
+enum shoal_status serve_start(struct payload *payload, struct shoal_error *error)
+{
+    struct start_args args = {.payload = payload, .error = error};
+
+    if (!payload->is_gold) {
+        payload->have_bits = calloc((size_t)payload->layout.piece_count / 64 + 1, sizeof *payload->have_bits);
+        payload->have_log = calloc((size_t)payload->layout.piece_count + 1, sizeof *payload->have_log);
+        if (!payload->have_bits || !payload->have_log)
+            return error_no_memory(error);
+    }
+    payload->is_complete = payload->is_gold || payload->layout.piece_count == 0;
+    loop_call(engine_loop(payload->store->engine), start_on_loop, &args);
+    if (args.status)
+        return args.status;
+    mutex_lock(&payload->store->mutex);
+    payload->is_serving = true;
+    mutex_unlock(&payload->store->mutex);
+    return SHOAL_OK;
+}
+
+static void stop_on_loop(void *arg)
+{
+    struct payload *payload = arg;
+    struct list_node *node;
+
+    while ((node = list_first(&payload->waiters))) {
+        struct waiter *waiter = container_of(node, struct waiter, node);
+        rpc_reply(waiter->request, SHOAL_NOT_FOUND, "payload was withdrawn", NULL, 0);
+        list_remove(&waiter->node);
+        free(waiter);
+    }
+    while ((node = list_pop_front(&payload->receivers)))
+        free(container_of(node, struct receiver, node));
+    payload->receiver_count = 0;
+    if (payload->has_waiter_timer)
+        loop_timer_release(&payload->waiter_timer);
+    payload->has_waiter_timer = false;
+}
+
+void serve_stop(struct payload *payload)
+{
+    mutex_lock(&payload->store->mutex);
+    payload->is_serving = false;
+    mutex_unlock(&payload->store->mutex);
+    loop_call(engine_loop(payload->store->engine), stop_on_loop, payload);
+}
+
+struct describe_args {
+    struct payload *payload;
+    struct shoal_served_info *info;
+};
+
+static void describe_on_loop(void *arg)
+{
+    struct describe_args *args = arg;
+    int64_t now = clock_now_ms();
+
+    args->info->pieces_have =
+        args->payload->is_complete ? args->payload->layout.piece_count : args->payload->have_count;
+    args->info->pieces_total = args->payload->layout.piece_count;
+    args->info->bytes_served = args->payload->bytes_served;
+    LIST_FOR_EACH (receiver, &args->payload->receivers, struct receiver, node)
+        args->info->receivers += now - receiver->seen_ms <= RECEIVER_SILENCE_MS;
+}
+
+void serve_describe(struct payload *payload, struct shoal_served_info *info_out)
+{
+    struct describe_args args = {.payload = payload, .info = info_out};
+
+    snprintf(info_out->name, sizeof info_out->name, "%s", payload->name);
+    info_out->is_gold = payload->is_gold;
+    loop_call(engine_loop(payload->store->engine), describe_on_loop, &args);
+}
