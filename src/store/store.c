@@ -170,7 +170,7 @@ enum shoal_status shoal_store_create(const struct shoal_store_config *config, co
 }
 
 /* Any payload that is left, with a reference. */
-static struct payload *any_payload(struct shoal_store *store)
+static struct payload *any_payload(struct shoal_store *store, bool *is_published_out)
 {
     const struct map_entry *position = NULL;
     struct payload *payload;
@@ -180,6 +180,7 @@ static struct payload *any_payload(struct shoal_store *store)
     if (payload) {
         payload->wants_publication = false;
         payload->state = PAYLOAD_CLOSING;
+        *is_published_out = payload->is_published;
         payload_ref(payload);
     }
     mutex_unlock(&store->mutex);
@@ -190,6 +191,7 @@ void shoal_store_close(struct shoal_store *store, const struct shoal_call *call)
 {
     struct call checked;
     struct payload *payload;
+    bool is_published = false;
 
     if (!store)
         return;
@@ -203,11 +205,11 @@ void shoal_store_close(struct shoal_store *store, const struct shoal_call *call)
         cond_wait(&store->idle, &store->mutex);
     mutex_unlock(&store->mutex);
     engine_set_membership_listener(store->engine, NULL);
-    while ((payload = any_payload(store))) {
+    while ((payload = any_payload(store, &is_published))) {
         struct shoal_error error;
 
         serve_stop(payload);
-        if (payload->is_published && !deadline_is_past(checked.deadline_ms) &&
+        if (is_published && !deadline_is_past(checked.deadline_ms) &&
             publish_withdraw(store, payload->name, payload->generation, &checked, &error))
             LOG_WARN("%s: left to the lease", error.message);
         payload_close(payload);
