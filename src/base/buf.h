@@ -22,7 +22,8 @@ bool buf_append_str(struct buf *buf, const char *text);
 bool buf_append_format(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Removes len bytes at the front. */
 void buf_consume(struct buf *buf, size_t len);
-/* Hands the data over (free()); the buffer is empty afterwards. len_out may be NULL. NULL only if it never held anything and memory is out.
+/* Hands the data over (free()); the buffer is empty afterwards. len_out may be NULL. NULL only if it never held
+ * anything and memory is out.
  */
 uint8_t *buf_take(struct buf *buf, size_t *len_out);
 
