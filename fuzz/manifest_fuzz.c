@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Manifests and source entries come from a shared metadata service. What decodes encodes again to what decodes alike. */
+/* Manifests and source entries come from a shared metadata service. What decodes encodes again to what decodes alike.
+ */
 #include "fuzz.h"
 
 #include "store/manifest.h"

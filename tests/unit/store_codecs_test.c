@@ -66,10 +66,14 @@ static void replace(char *text, const char *from, const char *to)
 static void contradictions_are_refused(void **state)
 {
     static const char *const changes[][2] = {
-        {"\"size\":103333334", "\"size\":103333335"},        {"\"pieces\":396", "\"pieces\":397"},
-        {"\"regions\":3", "\"regions\":4"},                  {"\"v\":1", "\"v\":2"},
-        {"\"digest\":\"xxh3-128\"", "\"digest\":\"xxh3-129\""}, {"\"max_shard_size\":67108864", "\"max_shard_size\":-7108864"},
-        {"70000001", "-0000001"},                            {"fedcba98", "FEDCBA98"},
+        {"\"size\":103333334", "\"size\":103333335"},
+        {"\"pieces\":396", "\"pieces\":397"},
+        {"\"regions\":3", "\"regions\":4"},
+        {"\"v\":1", "\"v\":2"},
+        {"\"digest\":\"xxh3-128\"", "\"digest\":\"xxh3-129\""},
+        {"\"max_shard_size\":67108864", "\"max_shard_size\":-7108864"},
+        {"70000001", "-0000001"},
+        {"fedcba98", "FEDCBA98"},
     };
     struct manifest manifest = example(), read;
     struct shoal_error error;
