@@ -219,6 +219,7 @@ bool options_parse(const struct command *command, int argc, char **argv, struct 
         }
         const struct option_spec *spec = NULL;
         for (size_t i = 0; i < set.count; i++)
+            /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): the first count entries are set */
             if (code == FIRST_LONG + (int)i || (set.specs[i]->letter && code == set.specs[i]->letter))
                 spec = set.specs[i];
         if (!spec)

@@ -105,7 +105,8 @@ void json_print(json_t *value)
     json_decref(value);
 }
 
-static void say(const struct app *app, const char *kind, const char *format, va_list arguments)
+__attribute__((format(printf, 3, 0))) static void say(const struct app *app, const char *kind, const char *format,
+                                                      va_list arguments)
 {
     char text[1024], shown[1024], line[1200];
     vsnprintf(text, sizeof text, format, arguments);

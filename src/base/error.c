@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#undef error_set
+#undef error_no_memory
+
 const char *shoal_status_name(enum shoal_status status)
 {
     switch (status) {

@@ -241,12 +241,6 @@ static enum shoal_status check_txn(const struct meta_compare *compares, size_t c
     return SHOAL_OK;
 }
 
-enum shoal_status meta_etcd_open(const char *rest, bool is_tls, struct meta **meta_out, struct shoal_error *error)
-{
-    (void)is_tls, (void)meta_out;
-    return error_set(error, SHOAL_UNSUPPORTED, 0, "metadata etcd://%s: not built yet", rest);
-}
-
 /* --- the interface -------------------------------------------------------------------------------------------------
  */
 

@@ -206,7 +206,7 @@ static void fail_unless_alive(struct node *node, const char *what)
              WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), what);
 }
 
-static unsigned send_command(struct node *node, const char *format, va_list args)
+__attribute__((format(printf, 2, 0))) static unsigned send_command(struct node *node, const char *format, va_list args)
 {
     char line[65536];
     unsigned id = ++node->last_id;
