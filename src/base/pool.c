@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/pool.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "base/list.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 
 /* One pool_for call; lives on its caller's stack. */
 struct job {
@@ -70,7 +69,6 @@ static void *thread_main(void *arg)
 {
     struct pool *pool = arg;
 
-    pthread_setname_np(pthread_self(), "shoal-pool");
     mutex_lock(&pool->mutex);
     while (!pool->is_stopping) {
         struct list_node *node = list_first(&pool->jobs);
@@ -100,23 +98,6 @@ void pool_destroy(struct pool *pool)
     free(pool);
 }
 
-/* The caller works too, so one thread fewer is enough; a thread that cannot be made only makes it slower. Called with
- * the mutex held. */
-static void start_threads(struct pool *pool, size_t count)
-{
-    sigset_t all, saved;
-
-    if (pool->thread_count + 1 >= pool->thread_max || pool->thread_count + 1 >= count)
-        return;
-    /* Signals belong to the application's threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &saved);
-    while (pool->thread_count + 1 < pool->thread_max && pool->thread_count + 1 < count &&
-           pthread_create(&pool->threads[pool->thread_count], NULL, thread_main, pool) == 0)
-        pool->thread_count++;
-    pthread_sigmask(SIG_SETMASK, &saved, NULL);
-}
-
 void pool_for(struct pool *pool, size_t count, bool (*fn)(void *arg, size_t index), void *arg)
 {
     struct job job = {.fn = fn, .arg = arg, .count = count};
@@ -124,7 +105,10 @@ void pool_for(struct pool *pool, size_t count, bool (*fn)(void *arg, size_t inde
     if (!count)
         return;
     mutex_lock(&pool->mutex);
-    start_threads(pool, count);
+    /* The caller works too, so one thread fewer is enough; a thread that cannot be made only makes it slower. */
+    while (pool->thread_count + 1 < pool->thread_max && pool->thread_count + 1 < count &&
+           thread_start(&pool->threads[pool->thread_count], "shoal-pool", thread_main, pool) == 0)
+        pool->thread_count++;
     list_push_back(&pool->jobs, &job.node);
     cond_broadcast(&pool->work);
     work_on(pool, &job);

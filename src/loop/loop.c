@@ -6,7 +6,6 @@
 #include <event2/event.h>
 #include <event2/thread.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 
 struct loop {
     struct event_base *base;  /* owned; loop thread */
@@ -86,7 +86,6 @@ enum shoal_status loop_create(const char *name, struct loop **loop_out, struct s
 {
     struct event_config *config;
     struct loop *loop = calloc(1, sizeof *loop);
-    sigset_t all, saved;
     int result;
 
     if (!loop)
@@ -112,16 +111,11 @@ enum shoal_status loop_create(const char *name, struct loop **loop_out, struct s
     loop->wake_event = event_new(loop->base, loop->wake_fd, EV_READ | EV_PERSIST, run_tasks, loop);
     if (!loop->wake_event || event_add(loop->wake_event, NULL))
         goto free_base;
-    /* Signals belong to the application's threads. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &saved);
-    result = pthread_create(&loop->thread, NULL, thread_main, loop);
-    pthread_sigmask(SIG_SETMASK, &saved, NULL);
+    result = thread_start(&loop->thread, loop->name, thread_main, loop);
     if (result) {
         error_set(error, SHOAL_LIMIT, result, "cannot start thread '%s': %s", name, strerror(result));
         goto free_event;
     }
-    pthread_setname_np(loop->thread, loop->name);
     *loop_out = loop;
     return SHOAL_OK;
 

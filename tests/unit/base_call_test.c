@@ -62,6 +62,33 @@ static void check_says_what_ended_it(void **state)
     shoal_cancel_destroy(call.cancel);
 }
 
+static void *trigger_thread(void *arg)
+{
+    shoal_cancel_trigger(arg);
+    return NULL;
+}
+
+static void sleep_ends_by_time_deadline_or_cancel(void **state)
+{
+    struct call call = {.deadline_ms = DEADLINE_NONE}, shorter;
+    struct shoal_error error = {0};
+    pthread_t thread;
+    (void)state;
+    int64_t before = clock_now_ms();
+    assert_int_equal(call_sleep(&call, 5, &error, "wait"), SHOAL_OK);
+    assert_true(clock_now_ms() - before >= 5); /* never shorter */
+    assert_int_equal(call_sleep(&call, 0, &error, "wait"), SHOAL_OK);
+    shorter = call_with_timeout(&call, 5);
+    assert_int_equal(call_sleep(&shorter, 3600000, &error, "retry of 'm'"), SHOAL_TIMED_OUT);
+    assert_memory_equal(error.message, "retry of 'm'", 12);
+    assert_int_equal(shoal_cancel_create(&call.cancel), SHOAL_OK);
+    thread = start_thread(trigger_thread, call.cancel);
+    assert_int_equal(call_sleep(&call, 3600000, &error, "wait"), SHOAL_CANCELED);
+    join_thread(thread);
+    assert_int_equal(call_sleep(&call, 3600000, &error, "wait"), SHOAL_CANCELED); /* triggered already */
+    shoal_cancel_destroy(call.cancel);
+}
+
 static void count_hook(void *arg)
 {
     atomic_fetch_add((atomic_int *)arg, 1);
@@ -155,12 +182,6 @@ static void wait_at_gate(void *arg)
     gate->is_inside = true;
     while (!gate->may_leave && !deadline_is_past(deadline))
         sched_yield();
-}
-
-static void *trigger_thread(void *arg)
-{
-    shoal_cancel_trigger(arg);
-    return NULL;
 }
 
 static void *remove_thread(void *arg)
@@ -286,6 +307,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(call_init_validates),
         cmocka_unit_test(check_says_what_ended_it),
+        cmocka_unit_test(sleep_ends_by_time_deadline_or_cancel),
         cmocka_unit_test(hooks_run_once),
         cmocka_unit_test(a_null_token_is_never_triggered),
         cmocka_unit_test(a_token_may_be_destroyed_while_in_use),

@@ -6,6 +6,7 @@
 
 #include "base/mutex.h"
 #include "base/pool.h"
+#include "base/thread.h"
 #define LOG_MODULE "unit"
 #include "base/log.h"
 
@@ -119,6 +120,35 @@ static void a_condition_wakes_and_times_out(void **state)
     join_thread(thread);
     cond_release(&mailbox.changed);
     mutex_release(&mailbox.mutex);
+}
+
+/* --- threads --- */
+
+struct seen_by_thread {
+    sigset_t mask;
+};
+
+static void *look_around(void *arg)
+{
+    struct seen_by_thread *seen = arg;
+    pthread_sigmask(SIG_SETMASK, NULL, &seen->mask);
+    return arg;
+}
+
+static void threads_leave_signals_to_the_application(void **state)
+{
+    struct seen_by_thread seen = {0};
+    sigset_t before, after;
+    pthread_t thread;
+    void *result;
+    (void)state;
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
+    assert_int_equal(thread_start(&thread, "unit-thread", look_around, &seen), 0);
+    assert_int_equal(pthread_join(thread, &result), 0);
+    pthread_sigmask(SIG_SETMASK, NULL, &after);
+    assert_ptr_equal(result, &seen);
+    assert_true(sigismember(&seen.mask, SIGINT) && sigismember(&seen.mask, SIGTERM));
+    assert_int_equal(sigismember(&before, SIGINT), sigismember(&after, SIGINT));
 }
 
 /* --- pool --- */
@@ -325,6 +355,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wrong_lock_order_aborts),
         cmocka_unit_test(a_condition_wakes_and_times_out),
+        cmocka_unit_test(threads_leave_signals_to_the_application),
         cmocka_unit_test(every_index_once),
         cmocka_unit_test(false_stops_early),
         cmocka_unit_test(concurrent_callers_share_the_threads),

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One source, one receiver, two processes, loopback: get_replica against a raw socket loop over the same memory, in
+ * turns.
+ *
+ * The parent only directs. Both processes hold their memory, touched, for all runs: the raw loop and Shoal move the
+ * same bytes between the same pages. The receiver clears its memory before each run and checks all of it after the
+ * clock has stopped. Shoal's time runs from the call of get_replica (metadata lookups, connecting, verification
+ * included) to its return; the raw loop's from its request for the data to its last byte. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <shoal/store.h>
+
+#include "base/digest.h"
+#include "lib/bench.h"
+
+#define RAW_CHUNK_BYTES ((size_t)1 << 20)
+#define DIGEST_BLOCK_BYTES ((uint64_t)64 << 20)
+#define RUNS_MAX 100
+
+static uint64_t size_bytes = (uint64_t)2 << 30;
+static unsigned runs = 5;
+static const char *congestion_control;
+static const char *metadata_uri;
+static bool is_unverified;
+
+enum command { CMD_RAW = 1, CMD_SHOAL, CMD_CPU, CMD_QUIT };
+struct order {
+    enum command command;
+    uint16_t port;
+};
+struct report {
+    double seconds, cpu_s;
+    uint16_t port;
+    struct digest content; /* of everything in memory */
+};
+
+/* --- both sides --- */
+
+static struct digest digest_all(const uint8_t *memory)
+{
+    struct digest_stream *stream = digest_stream_create();
+    struct digest digest;
+
+    if (!stream)
+        bench_die("out of memory");
+    /* Digest of block digests: the one-shot form is the fast one. */
+    for (uint64_t at = 0; at < size_bytes; at += DIGEST_BLOCK_BYTES) {
+        uint64_t len = size_bytes - at < DIGEST_BLOCK_BYTES ? size_bytes - at : DIGEST_BLOCK_BYTES;
+        digest = digest_of(memory + at, (size_t)len);
+        digest_stream_update(stream, digest.bytes, sizeof digest.bytes);
+    }
+    digest = digest_stream_final(stream);
+    digest_stream_destroy(stream);
+    return digest;
+}
+
+static void set_congestion_control(int fd)
+{
+    if (congestion_control &&
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion_control, (socklen_t)strlen(congestion_control)) != 0)
+        bench_die("congestion control '%s': %s", congestion_control, strerror(errno));
+}
+
+static struct shoal_store *open_store(void)
+{
+    struct shoal_store_config config = {
+        .struct_size = sizeof config, .metadata_uri = metadata_uri, .server_name = "127.0.0.1:0"};
+    struct shoal_store *store;
+    struct shoal_error error;
+    bench_check(shoal_store_create(&config, NULL, &store, &error), &error, "create");
+    return store;
+}
+
+static int tcp_socket(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        bench_die("socket: %s", strerror(errno));
+    set_congestion_control(fd);
+    return fd;
+}
+
+/* --- source --- */
+
+static void raw_send(int listener, const uint8_t *memory, struct report *report)
+{
+    double cpu_s;
+    char request;
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+
+    if (fd < 0)
+        bench_die("accept: %s", strerror(errno));
+    bench_receive(fd, &request, 1);
+    cpu_s = bench_cpu_s();
+    for (uint64_t at = 0; at < size_bytes;) {
+        uint64_t left = size_bytes - at;
+        ssize_t sent = send(fd, memory + at, left < RAW_CHUNK_BYTES ? (size_t)left : RAW_CHUNK_BYTES, MSG_NOSIGNAL);
+        if (sent <= 0)
+            bench_die("send: %s", strerror(errno));
+        at += (uint64_t)sent;
+    }
+    /* The receiver's close says that it has everything. */
+    if (recv(fd, &request, 1, 0) != 0)
+        bench_die("raw receiver did not close");
+    report->cpu_s = bench_cpu_s() - cpu_s;
+    close(fd);
+}
+
+static _Noreturn void run_source(int control)
+{
+    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t addr_len = sizeof addr;
+    struct shoal_region region = {bench_alloc(size_bytes), size_bytes};
+    struct shoal_store *store;
+    struct shoal_error error;
+    struct report report = {0};
+    int listener = tcp_socket();
+
+    bench_fill(region.addr, size_bytes, 1);
+    report.content = digest_all(region.addr);
+    if (bind(listener, (struct sockaddr *)&addr, sizeof addr) != 0 || listen(listener, 4) != 0 ||
+        getsockname(listener, (struct sockaddr *)&addr, &addr_len) != 0)
+        bench_die("listen: %s", strerror(errno));
+    store = open_store();
+    bench_check(shoal_store_register(store, "pair", &region, 1, NULL, NULL, &error), &error, "register");
+    report.port = ntohs(addr.sin_port);
+    bench_send(control, &report, sizeof report);
+    for (;;) {
+        struct order order;
+        bench_receive(control, &order, sizeof order);
+        memset(&report, 0, sizeof report);
+        switch (order.command) {
+        case CMD_RAW:
+            raw_send(listener, region.addr, &report);
+            break;
+        case CMD_CPU:
+            report.cpu_s = bench_cpu_s();
+            break;
+        case CMD_SHOAL:
+            break;
+        case CMD_QUIT:
+            shoal_store_close(store, NULL);
+            exit(0);
+        }
+        bench_send(control, &report, sizeof report);
+    }
+}
+
+/* --- receiver --- */
+
+static void raw_receive(uint16_t port, uint8_t *memory, struct report *report)
+{
+    struct sockaddr_in addr = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    double cpu_s = bench_cpu_s(), start_s;
+    int fd = tcp_socket();
+
+    if (connect(fd, (struct sockaddr *)&addr, sizeof addr) != 0)
+        bench_die("connect: %s", strerror(errno));
+    start_s = bench_now_s();
+    bench_send(fd, "g", 1);
+    for (uint64_t at = 0; at < size_bytes;) {
+        uint64_t left = size_bytes - at;
+        ssize_t got = recv(fd, memory + at, left < RAW_CHUNK_BYTES ? (size_t)left : RAW_CHUNK_BYTES, 0);
+        if (got <= 0)
+            bench_die("recv: %s", got ? strerror(errno) : "closed");
+        at += (uint64_t)got;
+    }
+    report->seconds = bench_now_s() - start_s;
+    report->cpu_s = bench_cpu_s() - cpu_s;
+    close(fd);
+}
+
+static void shoal_receive(struct shoal_store *store, const struct shoal_region *region, struct report *report)
+{
+    struct shoal_get_options options = {.struct_size = sizeof options, .no_verify = is_unverified};
+    struct shoal_error error;
+    double cpu_s = bench_cpu_s(), start_s = bench_now_s();
+
+    bench_check(shoal_store_get_replica(store, "pair", region, 1, &options, NULL, &error), &error, "get_replica");
+    report->seconds = bench_now_s() - start_s;
+    report->cpu_s = bench_cpu_s() - cpu_s;
+    bench_check(shoal_store_delete_replica(store, "pair", NULL, &error), &error, "delete_replica");
+}
+
+static _Noreturn void run_receiver(int control)
+{
+    struct shoal_region region = {bench_alloc(size_bytes), size_bytes};
+    struct shoal_store *store = open_store();
+    struct report report = {0};
+
+    bench_send(control, &report, sizeof report);
+    for (;;) {
+        struct order order;
+        bench_receive(control, &order, sizeof order);
+        memset(&report, 0, sizeof report);
+        switch (order.command) {
+        case CMD_RAW:
+            raw_receive(order.port, region.addr, &report);
+            break;
+        case CMD_SHOAL:
+            shoal_receive(store, &region, &report);
+            break;
+        case CMD_CPU:
+            break;
+        case CMD_QUIT:
+            shoal_store_close(store, NULL);
+            exit(0);
+        }
+        report.content = digest_all(region.addr);
+        memset(region.addr, 0x5a, size_bytes);
+        bench_send(control, &report, sizeof report);
+    }
+}
+
+/* --- director --- */
+
+struct side {
+    pid_t pid;
+    int control;
+};
+
+static struct side start_side(void (*run)(int control), int other_control)
+{
+    int ends[2];
+    pid_t parent = getpid();
+    struct side side;
+
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
+        bench_die("socketpair: %s", strerror(errno));
+    fflush(stdout);
+    side.pid = fork();
+    if (side.pid < 0)
+        bench_die("fork: %s", strerror(errno));
+    if (side.pid == 0) {
+        /* A benchmark that is interrupted leaves nothing running. */
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent)
+            _exit(1);
+        close(ends[0]);
+        if (other_control >= 0)
+            close(other_control);
+        run(ends[1]);
+    }
+    close(ends[1]);
+    side.control = ends[0];
+    return side;
+}
+
+static void give_order(const struct side *side, enum command command, uint16_t port)
+{
+    struct order order = {command, port};
+    bench_send(side->control, &order, sizeof order);
+}
+
+static struct report take_report(const struct side *side)
+{
+    struct report report;
+    bench_receive(side->control, &report, sizeof report);
+    return report;
+}
+
+static double source_cpu(const struct side *source)
+{
+    give_order(source, CMD_CPU, 0);
+    return take_report(source).cpu_s;
+}
+
+struct result {
+    double rate[RUNS_MAX]; /* bytes per second */
+    double cpu[RUNS_MAX];  /* CPU seconds of both processes per GB */
+};
+
+static void note(struct result *result, unsigned run, const char *what, const struct report *receiver,
+                 double source_cpu_s, const struct digest *want)
+{
+    double gigabytes = (double)size_bytes / 1e9;
+    if (!digest_is_equal(&receiver->content, want))
+        bench_die("run %u, %s: wrong bytes were received", run + 1, what);
+    result->rate[run] = (double)size_bytes / receiver->seconds;
+    result->cpu[run] = (receiver->cpu_s + source_cpu_s) / gigabytes;
+    printf("%4u  %-6s %8.3f s %8.2f GB/s %8.2f CPU s/GB\n", run + 1, what, receiver->seconds, result->rate[run] / 1e9,
+           result->cpu[run]);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    static char default_uri[512];
+    static struct result raw, ours;
+    const struct bench_option options[] = {
+        {"size", BENCH_SIZE, &size_bytes, 1, (uint64_t)1 << 40, "payload"},
+        {"runs", BENCH_COUNT, &runs, 1, RUNS_MAX, "runs of each, in turns"},
+        {"cc", BENCH_TEXT, &congestion_control, 0, 0, "congestion control of the raw sockets (reno, cubic, bbr)"},
+        {"metadata", BENCH_TEXT, &metadata_uri, 0, 0, "metadata service (default: sqlite in a temporary folder)"},
+        {"no-verify", BENCH_FLAG, &is_unverified, 0, 0, "get_replica without digests, to see what they cost"},
+        {0},
+    };
+    struct side source, receiver;
+    struct report ready, report;
+    double raw_rate, our_rate, raw_cpu, our_cpu;
+
+    bench_options(
+        argc, argv, "pair",
+        "One source, one receiver, two processes, loopback, TCP: shoal_store_get_replica against a raw socket\n"
+        "loop over the same memory, in turns. ratio = Shoal's median throughput / the raw one.",
+        options);
+    bench_require_memory(2 * size_bytes);
+    if (!metadata_uri) {
+        snprintf(default_uri, sizeof default_uri, "sqlite:%s/meta.db", bench_temp_dir());
+        metadata_uri = default_uri;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    source = start_side(run_source, -1);
+    receiver = start_side(run_receiver, source.control);
+    ready = take_report(&source);
+    (void)take_report(&receiver);
+    printf("pair: %llu bytes, %u runs, raw sockets: %s, metadata: %.6s, verification %s\n",
+           (unsigned long long)size_bytes, runs, congestion_control ? congestion_control : "system default",
+           metadata_uri, is_unverified ? "OFF" : "on");
+    for (unsigned run = 0; run < runs; run++) {
+        double before;
+        give_order(&source, CMD_RAW, 0);
+        give_order(&receiver, CMD_RAW, ready.port);
+        report = take_report(&source);
+        before = report.cpu_s;
+        report = take_report(&receiver);
+        note(&raw, run, "raw", &report, before, &ready.content);
+
+        before = source_cpu(&source);
+        give_order(&receiver, CMD_SHOAL, 0);
+        report = take_report(&receiver);
+        note(&ours, run, "shoal", &report, source_cpu(&source) - before, &ready.content);
+    }
+    give_order(&receiver, CMD_QUIT, 0);
+    waitpid(receiver.pid, NULL, 0);
+    give_order(&source, CMD_QUIT, 0);
+    waitpid(source.pid, NULL, 0);
+
+    raw_rate = bench_median(raw.rate, runs);
+    our_rate = bench_median(ours.rate, runs);
+    raw_cpu = bench_median(raw.cpu, runs);
+    our_cpu = bench_median(ours.cpu, runs);
+    printf("median  raw   %8.2f GB/s %8.2f CPU s/GB\n", raw_rate / 1e9, raw_cpu);
+    printf("median  shoal %8.2f GB/s %8.2f CPU s/GB\n", our_rate / 1e9, our_cpu);
+    printf("{\"bench\":\"pair\",\"ratio\":%.3f,\"shoal_gbps\":%.3f,\"raw_gbps\":%.3f,\"shoal_cpu_s_per_gb\":%.3f,"
+           "\"raw_cpu_s_per_gb\":%.3f,\"size_bytes\":%llu,\"runs\":%u,\"cc\":\"%s\",\"verified\":%s}\n",
+           our_rate / raw_rate, our_rate / 1e9, raw_rate / 1e9, our_cpu, raw_cpu, (unsigned long long)size_bytes, runs,
+           congestion_control ? congestion_control : "default", is_unverified ? "false" : "true");
+    return 0;
+}
