@@ -23,10 +23,27 @@
 #define BACKOFF_BASE_MS 10
 #define BACKOFF_MAX_MS 1000
 #define WITHDRAW_NOW_MS 2000
+#define STEP_MS 10000 /* one step with the metadata service, also for a call that has no deadline of its own */
 
 static struct meta_bytes bytes_of(const char *text)
 {
     return (struct meta_bytes){.data = text, .len = strlen(text)};
+}
+
+/* A call without (or with a far) deadline does not wait for a dead metadata service for ever. */
+static struct call step_of(const struct call *call)
+{
+    return call_with_timeout(call, STEP_MS);
+}
+
+/* The step's own limit is not the caller's deadline: say what it means. */
+static enum shoal_status step_status(enum shoal_status status, const struct call *call, struct shoal_error *error)
+{
+    if (status != SHOAL_TIMED_OUT || deadline_is_past(call->deadline_ms))
+        return status;
+    if (error)
+        error->status = SHOAL_METADATA;
+    return SHOAL_METADATA;
 }
 
 static bool append_name(struct buf *key, struct shoal_store *store, const char *name)
@@ -92,12 +109,14 @@ enum shoal_status publish_read(struct shoal_store *store, const char *name, cons
 {
     struct payload_record record = {0};
     struct meta_entries entries = {0};
+    struct call step = step_of(call);
     char *prefix = publish_prefix(store, name);
     enum shoal_status status;
 
     if (!prefix)
         return error_no_memory(error);
-    status = meta_list(engine_meta(store->engine), bytes_of(prefix), 0, call, &entries, error);
+    status =
+        step_status(meta_list(engine_meta(store->engine), bytes_of(prefix), 0, &step, &entries, error), call, error);
     if (status) {
         error_prefix(error, "payload '%s'", name);
         goto out;
@@ -190,6 +209,7 @@ static enum shoal_status put(struct payload *payload, const struct meta_compare 
     struct meta_op ops[3];
     size_t op_count = 0;
     struct buf entry;
+    struct call step = step_of(call);
     int64_t lease = 0;
     enum shoal_status status;
 
@@ -200,7 +220,7 @@ static enum shoal_status put(struct payload *payload, const struct meta_compare 
     }
     status = encode_entry(payload, &entry, error);
     if (!status)
-        status = wait_for_lease(store, call, &lease, error);
+        status = step_status(wait_for_lease(store, &step, &lease, error), call, error);
     if (status)
         goto out;
     ops[op_count++] = (struct meta_op){
@@ -211,7 +231,9 @@ static enum shoal_status put(struct payload *payload, const struct meta_compare 
                                            .value = {.data = payload->manifest.data, .len = payload->manifest.len}};
     if (replaced)
         ops[op_count++] = (struct meta_op){.kind = META_DELETE_PREFIX, .key = bytes_of(replaced)};
-    status = meta_txn(engine_meta(store->engine), compare, 1, ops, op_count, call, is_applied_out, NULL, error);
+    status =
+        step_status(meta_txn(engine_meta(store->engine), compare, 1, ops, op_count, &step, is_applied_out, NULL, error),
+                    call, error);
     if (status == SHOAL_NOT_FOUND) { /* the lease was lost between */
         engine_lease_lost(store->engine, lease);
         *is_applied_out = false;

@@ -12,7 +12,9 @@
 #define WINDOW_PIECES_MIN 2u
 #define STALL_MS_DEFAULT 2000
 #define AVOID_STALLED_MS 5000
-#define SAMPLE 16u /* candidates compared for rarity per choice */
+#define STALL_SERVICE_TIMES 4  /* silent for so many usual service times: stalled */
+#define STALL_UNKNOWN_FACTOR 4 /* patience while no piece has arrived from anybody */
+#define SAMPLE 16u             /* candidates compared for rarity per choice */
 
 enum piece_state {
     PIECE_MISSING = 0,
@@ -39,6 +41,8 @@ struct swarm {
     struct random random;
     uint8_t *state;       /* enum piece_state per piece */
     uint32_t *holder;     /* source of a piece in flight */
+    int64_t *started_ms;  /* when a piece in flight was requested */
+    int64_t service_ms;   /* smoothed time from request to arrival, over all sources; -1: no piece has arrived yet */
     uint16_t *replicas;   /* how many partial sources have the piece */
     uint32_t *missing;    /* the missing pieces, in no order */
     uint32_t *missing_at; /* where a missing piece stands in it */
@@ -97,13 +101,16 @@ enum shoal_status swarm_create(const struct swarm_config *config, struct swarm *
     if (window > swarm->config.window_pieces)
         window = swarm->config.window_pieces;
     swarm->window = window < WINDOW_PIECES_MIN ? WINDOW_PIECES_MIN : (uint32_t)window;
+    swarm->service_ms = -1;
     random_init(&swarm->random, config->seed);
     swarm->state = calloc(count + 1, sizeof *swarm->state);
     swarm->holder = calloc(count + 1, sizeof *swarm->holder);
+    swarm->started_ms = calloc(count + 1, sizeof *swarm->started_ms);
     swarm->replicas = calloc(count + 1, sizeof *swarm->replicas);
     swarm->missing = calloc(count + 1, sizeof *swarm->missing);
     swarm->missing_at = calloc(count + 1, sizeof *swarm->missing_at);
-    if (!swarm->state || !swarm->holder || !swarm->replicas || !swarm->missing || !swarm->missing_at) {
+    if (!swarm->state || !swarm->holder || !swarm->started_ms || !swarm->replicas || !swarm->missing ||
+        !swarm->missing_at) {
         swarm_destroy(swarm);
         return SHOAL_NO_MEMORY;
     }
@@ -136,6 +143,7 @@ void swarm_destroy(struct swarm *swarm)
     free(swarm->missing_at);
     free(swarm->missing);
     free(swarm->replicas);
+    free(swarm->started_ms);
     free(swarm->holder);
     free(swarm->state);
     free(swarm);
@@ -268,6 +276,7 @@ static bool start(struct swarm *swarm, uint32_t number, uint32_t piece, int64_t 
     missing_remove(swarm, piece);
     swarm->state[piece] = PIECE_IN_FLIGHT;
     swarm->holder[piece] = number;
+    swarm->started_ms[piece] = now_ms;
     swarm->in_flight_count++;
     if (source->in_flight++ == 0)
         source->last_progress_ms = now_ms;
@@ -305,8 +314,11 @@ static void end_flight(struct swarm *swarm, uint32_t number, uint32_t piece)
 
 void swarm_done(struct swarm *swarm, uint32_t number, uint32_t piece, int64_t now_ms)
 {
+    int64_t service_ms = now_ms - swarm->started_ms[piece];
+
     end_flight(swarm, number, piece);
     swarm->sources[number].last_progress_ms = now_ms;
+    swarm->service_ms = swarm->service_ms < 0 ? service_ms : (7 * swarm->service_ms + service_ms) / 8;
     swarm->state[piece] = PIECE_DONE;
     swarm->done_count++;
 }
@@ -334,12 +346,21 @@ static bool is_served_elsewhere(const struct swarm *swarm, uint32_t holder, uint
     return false;
 }
 
+/* On slow links a piece takes its time at every source: silence counts only against what is usual. */
+static int64_t stall_ms(const struct swarm *swarm)
+{
+    int64_t usual =
+        swarm->service_ms < 0 ? STALL_UNKNOWN_FACTOR * swarm->config.stall_ms : STALL_SERVICE_TIMES * swarm->service_ms;
+
+    return usual > swarm->config.stall_ms ? usual : swarm->config.stall_ms;
+}
+
 bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out)
 {
     for (uint32_t number = 0; number < swarm->source_count; number++) {
         struct source *source = &swarm->sources[number];
 
-        if (!source->in_flight || now_ms - source->last_progress_ms < swarm->config.stall_ms)
+        if (!source->in_flight || now_ms - source->last_progress_ms < stall_ms(swarm))
             continue;
         for (uint32_t piece = 0; piece < swarm->config.piece_count; piece++) {
             if (swarm->state[piece] == PIECE_IN_FLIGHT && swarm->holder[piece] == number &&

@@ -24,7 +24,8 @@ struct swarm_config {
     uint64_t piece_bytes;   /* nominal size, for the windows */
     uint64_t window_bytes;  /* in flight per source; 0: 8 MiB */
     uint32_t window_pieces; /* at most, in flight per source; 0: 256 */
-    int64_t stall_ms;       /* a source that delivers nothing for so long loses its pieces to others; 0: 2000 */
+    int64_t stall_ms;       /* a source that delivers nothing for so long, and for much longer than pieces
+                             * usually take, loses its pieces to others; 0: 2000 */
     uint64_t seed;
 };
 

@@ -107,18 +107,40 @@ static void stalled_pieces_move_to_another_source(void **state)
     assert_false(swarm_next_stalled(swarm, 5000, &source, &piece)); /* nobody else could serve them */
     other = swarm_source_add(swarm, true);
     swarm_source_has_all(swarm, other);
-    assert_false(swarm_next_stalled(swarm, 999, &source, &piece)); /* not yet */
-    while (swarm_next_stalled(swarm, 1000, &source, &piece)) {
+    assert_false(swarm_next_stalled(swarm, 3999, &source, &piece)); /* nothing has arrived yet: no measure, patience */
+    while (swarm_next_stalled(swarm, 4000, &source, &piece)) {
         assert_int_equal(source, slow);
         recalled++;
         swarm_failed(swarm, source, piece);
     }
     assert_int_equal(recalled, 4);
-    while (swarm_next(swarm, 1001, &source, &piece)) {
+    while (swarm_next(swarm, 4001, &source, &piece)) {
         assert_int_equal(source, other); /* the slow one is avoided */
-        swarm_done(swarm, source, piece, 1001);
+        swarm_done(swarm, source, piece, 4001);
     }
     assert_true(swarm_is_complete(swarm));
+    swarm_destroy(swarm);
+}
+
+static void slow_links_are_no_stall(void **state)
+{
+    struct swarm *swarm = make(8, 6);
+    uint32_t first = swarm_source_add(swarm, false), second = swarm_source_add(swarm, false), source, piece;
+    uint32_t at_first[4], count = 0;
+
+    (void)state;
+    swarm_source_has_all(swarm, first);
+    swarm_source_has_all(swarm, second);
+    while (swarm_next(swarm, 0, &source, &piece)) {
+        if (source == first)
+            at_first[count++] = piece;
+    }
+    assert_int_equal(count, 4);
+    for (uint32_t i = 0; i < count; i++)
+        swarm_done(swarm, first, at_first[i], 3000); /* pieces take 3 s here */
+    assert_false(swarm_next_stalled(swarm, 11999, &source, &piece));
+    assert_true(swarm_next_stalled(swarm, 12000, &source, &piece));
+    assert_int_equal(source, second);
     swarm_destroy(swarm);
 }
 
