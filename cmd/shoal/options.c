@@ -268,6 +268,7 @@ void text_print_wrapped(FILE *to, const char *text, int indent, int column, int 
         if (!is_line_start && column + 1 + (int)len > width) {
             fputc('\n', to);
             column = 0;
+            is_line_start = true;
         }
         if (column < indent) {
             fprintf(to, "%*s", indent - column, "");
