@@ -224,7 +224,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_source_gives_every_piece_once),     cmocka_unit_test(window_bounds_what_is_in_flight),
         cmocka_unit_test(replicas_are_asked_before_gold),        cmocka_unit_test(wrong_bytes_are_not_asked_for_again),
-        cmocka_unit_test(stalled_pieces_move_to_another_source), cmocka_unit_test(any_course_of_events_ends_complete),
+        cmocka_unit_test(stalled_pieces_move_to_another_source), cmocka_unit_test(slow_links_are_no_stall),
+        cmocka_unit_test(any_course_of_events_ends_complete),
     };
     return cmocka_run_group_tests_name("swarm", tests, NULL, NULL);
 }
