@@ -249,6 +249,12 @@ enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t
     return SHOAL_OK;
 }
 
+void rpc_client_flush(struct rpc_client *client)
+{
+    if (client->is_connected)
+        rpc_stream_flush(&client->stream);
+}
+
 void rpc_client_close(struct rpc_client *client)
 {
     struct list_node *node;

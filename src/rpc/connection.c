@@ -85,7 +85,8 @@ static void on_readable(struct rpc_stream *stream, const bool *is_gone)
     }
 }
 
-static void on_writable(struct rpc_stream *stream)
+/* errno of what stopped it, 0 when everything is out. */
+static int write_queue(struct rpc_stream *stream)
 {
     while (stream->out_sent < stream->out.len) {
         ssize_t sent = send(stream->fd, stream->out.data + stream->out_sent, stream->out.len - stream->out_sent,
@@ -93,15 +94,27 @@ static void on_writable(struct rpc_stream *stream)
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
-            if (errno == EAGAIN)
-                return;
-            fail(stream, SHOAL_UNREACHABLE, errno, "control connection lost");
-            return;
+            return errno;
         }
         stream->counters->bytes_out += (uint64_t)sent;
         stream->out_sent += (size_t)sent;
     }
     stream->out.len = stream->out_sent = 0;
+    return 0;
+}
+
+static void on_writable(struct rpc_stream *stream)
+{
+    int result = write_queue(stream);
+
+    if (result && result != EAGAIN)
+        fail(stream, SHOAL_UNREACHABLE, result, "control connection lost");
+}
+
+void rpc_stream_flush(struct rpc_stream *stream)
+{
+    if (stream->fd >= 0)
+        write_queue(stream);
 }
 
 static void on_io(void *arg, unsigned events)

@@ -76,6 +76,9 @@ typedef void (*rpc_done_fn)(void *arg, enum shoal_status status, const uint8_t *
 enum shoal_status rpc_call(struct rpc_client *client, uint16_t method, const void *body, size_t body_len,
                            int64_t timeout_ms, rpc_done_fn done, void *arg);
 
+/* Writes what is queued now as far as the socket takes it; for a last word before rpc_client_close. */
+void rpc_client_flush(struct rpc_client *client);
+
 struct rpc_counters {
     uint64_t requests, replies, calls, call_failures, protocol_errors, bytes_in, bytes_out;
     unsigned connections;

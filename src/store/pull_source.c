@@ -42,11 +42,15 @@ struct pull_source *source_add(struct pull *pull, const struct source_entry *ent
     return source;
 }
 
-/* Everything of the connection goes; no request is in flight. */
+static enum shoal_status send_sync(struct pull_source *source, bool is_last);
+
+/* Everything of the connection goes; no request is in flight. The source learns what was taken from it. */
 static void disconnect(struct pull_source *source)
 {
     struct rpc_client *client = source->client;
 
+    if (source->stats.is_connected && source->number != SWARM_NONE && !send_sync(source, true))
+        rpc_client_flush(client);
     if (source->number != SWARM_NONE)
         swarm_source_remove(source->pull->swarm, source->number);
     source->number = SWARM_NONE;
@@ -155,23 +159,31 @@ static void on_synced(void *arg, enum shoal_status status, const uint8_t *body, 
 
 /* A source is always being asked: its withdrawal, its death and its news all arrive as the answer. Until the index is
  * known piece numbers mean nothing, so the log is read from the start when the source joins the swarm. */
-static void sync_begin(struct pull_source *source)
+static enum shoal_status send_sync(struct pull_source *source, bool is_last)
 {
     struct pull *pull = source->pull;
     Shoal__Wire__SyncRequest request = SHOAL__WIRE__SYNC_REQUEST__INIT;
     uint8_t body[SHOAL_NAME_MAX_BYTES + 64];
     size_t len;
-    struct shoal_error error;
 
     request.name = (char *)pull->name;
     request.generation = pull->manifest->generation;
     request.position = source->is_complete ? UINT32_MAX : source->position;
     request.wait_ms = SYNC_WAIT_MS;
     request.taken_bytes = source->stats.bytes;
+    request.is_last = is_last;
     len = shoal__wire__sync_request__get_packed_size(&request);
-    if (len > sizeof body || shoal__wire__sync_request__pack(&request, body) != len ||
-        rpc_call(source->client, STORE_METHOD_SYNC, body, len, SYNC_WAIT_MS + pull->store->progress_timeout_ms,
-                 on_synced, source)) {
+    if (len > sizeof body || shoal__wire__sync_request__pack(&request, body) != len)
+        return SHOAL_INTERNAL;
+    return rpc_call(source->client, STORE_METHOD_SYNC, body, len, SYNC_WAIT_MS + pull->store->progress_timeout_ms,
+                    on_synced, source);
+}
+
+static void sync_begin(struct pull_source *source)
+{
+    struct shoal_error error;
+
+    if (send_sync(source, false)) {
         error_no_memory(&error);
         source_fail(source, false, &error);
     }

@@ -172,7 +172,7 @@ static void on_waiter_abort(struct rpc_request *request)
     free(waiter);
 }
 
-static void note_receiver(struct payload *payload, const char *peer, uint64_t taken_bytes)
+static void note_receiver(struct payload *payload, const char *peer, uint64_t taken_bytes, bool is_last)
 {
     struct receiver *found = NULL;
     int64_t now = clock_now_ms();
@@ -200,6 +200,11 @@ static void note_receiver(struct payload *payload, const char *peer, uint64_t ta
                                   memory_order_relaxed);
     }
     found->bytes = taken_bytes; /* smaller: it pulls again */
+    if (is_last) {
+        list_remove(&found->node);
+        payload->receiver_count--;
+        free(found);
+    }
 }
 
 static void on_sync(void *arg, struct rpc_request *request)
@@ -219,7 +224,11 @@ static void on_sync(void *arg, struct rpc_request *request)
         rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here any more", NULL, 0);
         goto out;
     }
-    note_receiver(payload, request->peer, message->taken_bytes);
+    note_receiver(payload, request->peer, message->taken_bytes, message->is_last);
+    if (message->is_last) {
+        rpc_reply(request, SHOAL_OK, NULL, NULL, 0);
+        goto out;
+    }
     knows_all = message->position == UINT32_MAX; /* the receiver has seen is_complete */
     if (!knows_all && message->position > payload->have_count && !payload->is_complete) {
         rpc_reply(request, SHOAL_PROTOCOL, "position is beyond the log", NULL, 0);
