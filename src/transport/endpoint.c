@@ -437,6 +437,11 @@ const char *endpoint_address(const struct endpoint *endpoint)
     return endpoint->address;
 }
 
+const char *endpoint_name(const struct endpoint *endpoint)
+{
+    return endpoint->name;
+}
+
 uint64_t endpoint_instance(const struct endpoint *endpoint)
 {
     return endpoint->instance;

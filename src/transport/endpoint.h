@@ -36,6 +36,7 @@ void endpoint_destroy(struct endpoint *endpoint);
 
 uint16_t endpoint_port(const struct endpoint *endpoint);
 const char *endpoint_address(const struct endpoint *endpoint); /* "ip:port" that is bound */
+const char *endpoint_name(const struct endpoint *endpoint);    /* as given to endpoint_start; "" before */
 uint64_t endpoint_instance(const struct endpoint *endpoint);   /* random, made at create */
 
 /* Any thread, before start: name is announced in every hello. Begins to accept. */

@@ -14,6 +14,8 @@
 #include "base/random.h"
 #include "content.h"
 #include "engine/engine.h"
+#include "transport/fault.h"
+#include "transport/mem.h"
 
 #define MIB (1u << 20)
 
@@ -640,6 +642,12 @@ int main(int argc, char **argv)
 
     if (argc > 1)
         transport_name = argv[1];
+    transport_is_remote = strcmp(transport_name, "mem") != 0;
+    if (strcmp(transport_name, "fault") == 0)
+        transport_args = "tcp";
+    if (transport_register(&transport_mem_ops, NULL) != SHOAL_OK ||
+        transport_register(&transport_fault_ops, NULL) != SHOAL_OK)
+        return 1;
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
     return cmocka_run_group_tests_name(transport_name, tests, NULL, NULL);
