@@ -233,11 +233,11 @@ static bool source_is_ready(const struct swarm *swarm, const struct source *sour
     return source->is_used && source->in_flight < swarm->window && source->avoid_until_ms <= now_ms;
 }
 
-/* The rarest of a random sample of the list; drops pieces that are done from a source's own list on the way. A list
- * whose sample yields nothing is searched from a random place. */
+/* The rarest of a random sample of the list. A list whose sample yields nothing is searched from its end. Pieces that
+ * are done are dropped from a source's own list whenever they are met, so searching costs little in total. */
 static uint32_t choose_from(struct swarm *swarm, struct source *source, uint32_t *list, uint32_t *count, bool may_drop)
 {
-    uint32_t best = SWARM_NONE, start;
+    uint32_t best = SWARM_NONE;
 
     for (uint32_t i = 0; i < SAMPLE && *count; i++) {
         uint32_t at = (uint32_t)random_below(&swarm->random, *count), piece = list[at];
@@ -249,15 +249,14 @@ static uint32_t choose_from(struct swarm *swarm, struct source *source, uint32_t
             (best == SWARM_NONE || swarm->replicas[piece] < swarm->replicas[best]))
             best = piece;
     }
-    if (best != SWARM_NONE || !*count)
-        return best;
-    start = (uint32_t)random_below(&swarm->random, *count);
-    for (uint32_t i = 0; i < *count; i++) {
-        uint32_t piece = list[(start + i) % *count];
-        if (swarm->state[piece] == PIECE_MISSING && !bit_is_set(source->lacks, piece))
-            return piece;
+    for (uint32_t at = *count; best == SWARM_NONE && at-- > 0;) {
+        uint32_t piece = list[at];
+        if (may_drop && swarm->state[piece] == PIECE_DONE)
+            list[at] = list[--*count];
+        else if (swarm->state[piece] == PIECE_MISSING && !bit_is_set(source->lacks, piece))
+            best = piece;
     }
-    return SWARM_NONE;
+    return best;
 }
 
 static uint32_t choose_piece(struct swarm *swarm, struct source *source)
