@@ -36,7 +36,6 @@ struct pull_source {
     uint32_t position;             /* in its log of verified pieces */
     uint64_t request_count;        /* engine operations in flight */
     struct shoal_source_stats stats;
-    struct shoal_error last_error;
 };
 
 /* One piece on its way. */

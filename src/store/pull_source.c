@@ -13,7 +13,7 @@
 #include "base/log.h"
 
 #define SYNC_WAIT_MS 1000
-#define RETRY_BASE_MS 100
+#define RETRY_BASE_MS 50
 #define RETRY_MAX_MS 2000
 #define FAILURES_MAX 12u /* in a row, then it is given up */
 
@@ -83,17 +83,17 @@ void source_fail(struct pull_source *source, bool is_dead, const struct shoal_er
 
     if (source->state == SOURCE_CLOSING || source->state == SOURCE_DEAD)
         return;
-    source->last_error = *error;
-    pull->last_error = *error;
-    source->stats.failures++;
-    source->failures_in_row++;
-    atomic_fetch_add_explicit(&pull->store->counters.source_failures, 1, memory_order_relaxed);
+    if (!pull->is_stopping) { /* else it is only the end of the pull */
+        pull->last_error = *error;
+        source->stats.failures++;
+        source->failures_in_row++;
+        atomic_fetch_add_explicit(&pull->store->counters.source_failures, 1, memory_order_relaxed);
+        LOG_INFO("payload '%s': leaving source %s%s: %s", pull->name, source->entry.name,
+                 is_dead || source->failures_in_row >= FAILURES_MAX ? " for good" : "", error->message);
+    }
     source->is_dead_after = is_dead || source->failures_in_row >= FAILURES_MAX;
     source->retry_at_ms =
-        clock_now_ms() + backoff_ms(&pull->random, source->failures_in_row - 1, RETRY_BASE_MS, RETRY_MAX_MS);
-    if (!pull->is_stopping)
-        LOG_INFO("payload '%s': leaving source %s%s: %s", pull->name, source->entry.name,
-                 source->is_dead_after ? " for good" : "", error->message);
+        clock_now_ms() + backoff_ms(&pull->random, source->failures_in_row, RETRY_BASE_MS, RETRY_MAX_MS);
     source->state = SOURCE_CLOSING;
     if (source->number != SWARM_NONE)
         swarm_source_avoid(pull->swarm, source->number, INT64_MAX);
