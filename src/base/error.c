@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 #undef error_set
 #undef error_no_memory
 
@@ -55,12 +57,20 @@ const char *shoal_version(void)
     return SHOAL_VERSION;
 }
 
-static void replace_control_characters(char *text)
+/* A message may quote a peer or an argument, and may have been cut anywhere: what is a control character or not UTF-8
+ * becomes '?'. */
+static void scrub(char *text)
 {
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c < 0x20 || c == 0x7f)
+    for (size_t left = strlen(text); left > 0;) {
+        uint32_t code;
+        size_t len = utf8_decode(text, left, &code);
+
+        if (len == 0 || code < 0x20 || (code >= 0x7f && code < 0xa0)) {
             *text = '?';
+            len = 1;
+        }
+        text += len;
+        left -= len;
     }
 }
 
@@ -73,7 +83,7 @@ enum shoal_status error_set(struct shoal_error *error, enum shoal_status status,
         va_start(args, format);
         vsnprintf(error->message, sizeof error->message, format, args);
         va_end(args);
-        replace_control_characters(error->message);
+        scrub(error->message);
     }
     return status;
 }
@@ -89,7 +99,7 @@ void error_prefix(struct shoal_error *error, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    replace_control_characters(text);
+    scrub(text);
     prefix_len = strlen(text);
     if (prefix_len > sizeof text - 3)
         prefix_len = sizeof text - 3;
@@ -100,6 +110,7 @@ void error_prefix(struct shoal_error *error, const char *format, ...)
         message_len = sizeof text - 1 - prefix_len;
     memcpy(text + prefix_len, error->message, message_len);
     text[prefix_len + message_len] = '\0';
+    scrub(text + prefix_len);
     memcpy(error->message, text, prefix_len + message_len + 1);
 }
 

@@ -5,8 +5,8 @@
 
 #include <shoal/status.h>
 
-/* Writes status, errno and message into error (NULL: nothing is written) and returns status. A control character in the
- * message (it may quote a peer) becomes '?'. */
+/* Writes status, errno and message into error (NULL: nothing is written) and returns status. A control character or
+ * a byte that is not UTF-8 in the message (it may quote a peer) becomes '?'. */
 enum shoal_status error_set(struct shoal_error *error, enum shoal_status status, int sys_errno, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 

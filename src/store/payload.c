@@ -4,30 +4,8 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "store/store_internal.h"
-
-/* Decodes one UTF-8 sequence (RFC 3629: no overlong forms, no surrogates). 0: malformed. */
-static size_t utf8_len(const unsigned char *text, uint32_t *code_out)
-{
-    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t len = text[0] < 0x80   ? 1
-                 : text[0] < 0xc2 ? 0
-                 : text[0] < 0xe0 ? 2
-                 : text[0] < 0xf0 ? 3
-                 : text[0] < 0xf5 ? 4
-                                  : 0;
-    uint32_t code = len == 1 ? text[0] : len ? text[0] & (0x7fu >> len) : 0;
-
-    for (size_t i = 1; i < len; i++) {
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-        code = code << 6 | (text[i] & 0x3fu);
-    }
-    if (len > 1 && (code < smallest[len] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)))
-        return 0;
-    *code_out = code;
-    return len;
-}
 
 enum shoal_status store_check_name(const char *name, struct shoal_error *error)
 {
@@ -41,7 +19,7 @@ enum shoal_status store_check_name(const char *name, struct shoal_error *error)
                          SHOAL_NAME_MAX_BYTES, name);
     for (size_t i = 0; i < len;) {
         uint32_t code;
-        size_t step = utf8_len((const unsigned char *)name + i, &code);
+        size_t step = utf8_decode(name + i, len - i, &code);
         if (!step)
             return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "payload name is not UTF-8 at byte %zu", i);
         if (code < 0x20 || (code >= 0x7f && code < 0xa0))

@@ -102,6 +102,36 @@ static void prefix_and_copy(void **state)
     error_prefix(NULL, "nothing happens");
 }
 
+static void messages_are_utf8(void **state)
+{
+    static const struct {
+        const char *text, *wanted;
+    } cases[] = {
+        {"caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x90\x9f", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x90\x9f"},
+        {"a\xffz\xfe", "a?z?"},
+        {"cut \xe2\x82", "cut ??"},
+        {"overlong \xc0\xaf", "overlong ??"},
+        {"surrogate \xed\xa0\x80", "surrogate ???"},
+        {"line\nfeed \xc2\x85", "line?feed ??"},
+    };
+    struct shoal_error error;
+    char long_text[1024];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        error_set(&error, SHOAL_IO, 0, "%s", cases[i].text);
+        assert_string_equal(error.message, cases[i].wanted);
+    }
+    /* Cut in the middle of a character: what is left of it goes. */
+    memset(long_text, 'x', sizeof long_text);
+    strcpy(long_text + sizeof error.message - 2, "\xc3\xa9");
+    error_set(&error, SHOAL_IO, 0, "%s", long_text);
+    assert_int_equal(error.message[sizeof error.message - 2], '?');
+    strcpy(error.message + sizeof error.message - 3, "\xc3\xa9");
+    error_prefix(&error, "p");
+    for (size_t i = 0; i < strlen(error.message); i++)
+        assert_in_range(error.message[i], 0x20, 0x7e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -111,6 +141,7 @@ int main(void)
         cmocka_unit_test(long_messages_are_cut),
         cmocka_unit_test(what_a_peer_said_cannot_control_a_terminal),
         cmocka_unit_test(prefix_and_copy),
+        cmocka_unit_test(messages_are_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
