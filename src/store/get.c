@@ -130,7 +130,8 @@ static void report(struct reporter *reporter, struct pull *pull)
 }
 
 /* Until phase is reached; ends the pull when the call is canceled or out of time. OK: reached (or ended). */
-static void wait_for(struct pull *pull, enum pull_phase phase, const struct call *call, struct reporter *reporter)
+static void wait_for(struct pull *pull, const char *name, enum pull_phase phase, const struct call *call,
+                     struct reporter *reporter)
 {
     struct shoal_error error;
     int64_t until = DEADLINE_NONE;
@@ -140,7 +141,8 @@ static void wait_for(struct pull *pull, enum pull_phase phase, const struct call
             until = reporter->next_ms;
         if (pull_wait(pull, phase, deadline_min(until, call->deadline_ms)) >= phase)
             return;
-        if (call_check(call, &error, "get_replica")) {
+        if (call_check(call, &error, "pull")) {
+            error_prefix(&error, "payload '%s'", name);
             pull_stop(pull, error.status, &error, NULL);
             return;
         }
@@ -214,7 +216,7 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
     cancel_hook_add(call->cancel, &hook, wake_pull, pull);
     pull_start(pull, record->sources, record->source_count);
     follow_begin(&follower, store, pull, payload->name, record->revision);
-    wait_for(pull, PULL_PIECES, call, &reporter);
+    wait_for(pull, payload->name, PULL_PIECES, call, &reporter);
     if (payload->is_shared && pull_wait(pull, PULL_PIECES, 0) < PULL_ENDING) {
         struct shoal_error detail;
         if (become_source(payload, pull, &record->manifest, &detail))
@@ -222,7 +224,7 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
         else
             announce(payload, record->manifest_revision, call);
     }
-    wait_for(pull, PULL_ENDED, call, &reporter);
+    wait_for(pull, payload->name, PULL_ENDED, call, &reporter);
     follow_end(&follower);
     cancel_hook_remove(call->cancel, &hook);
     status = pull_stop(pull, SHOAL_OK, NULL, error); /* it has ended: only the result */
@@ -352,10 +354,9 @@ enum shoal_status shoal_store_get_replica(struct shoal_store *store, const char 
 
 /* --- fetch_index --- */
 
-static enum shoal_status copy_out(const struct pull *pull, void **attachment_out, size_t *attachment_len_out,
+static enum shoal_status copy_out(const struct index_view *index, void **attachment_out, size_t *attachment_len_out,
                                   uint64_t **size_list_out, size_t *size_count_out, struct shoal_error *error)
 {
-    const struct index_view *index = pull_index(pull);
     uint8_t *attachment = malloc(index->attachment_len + 1);
     uint64_t *sizes = calloc(index->region_count + 1, sizeof *sizes);
 
@@ -394,6 +395,8 @@ enum shoal_status shoal_store_fetch_index(struct shoal_store *store, const char 
     struct follower follower;
     struct cancel_hook hook;
     struct pull *pull = NULL;
+    struct payload *own = NULL;
+    struct index_view view;
     enum shoal_status status = store_call_begin(&store_call, store, call, FETCH_INDEX_TIMEOUT_MS, error);
 
     if (status)
@@ -401,6 +404,13 @@ enum shoal_status shoal_store_fetch_index(struct shoal_store *store, const char 
     status = store_check_name(name, error);
     if (!status)
         status = find_payload(store, name, generation, &store_call.call, &record, error);
+    if (!status && (own = serve_find(store, name, record.manifest.generation))) {
+        if (index_decode(&view, own->index, own->index_len))
+            status = error_set(error, SHOAL_INTERNAL, 0, "payload '%s': this node's own index is malformed", name);
+        else
+            status = copy_out(&view, attachment_out, attachment_len_out, size_list_out, size_count_out, error);
+        goto out;
+    }
     if (!status) {
         struct pull_config config = {
             .store = store, .name = name, .manifest = &record.manifest, .max_sources = MAX_SOURCES_DEFAULT};
@@ -410,13 +420,16 @@ enum shoal_status shoal_store_fetch_index(struct shoal_store *store, const char 
         cancel_hook_add(store_call.call.cancel, &hook, wake_pull, pull);
         pull_start(pull, record.sources, record.source_count);
         follow_begin(&follower, store, pull, name, record.revision);
-        wait_for(pull, PULL_ENDED, &store_call.call, &reporter);
+        wait_for(pull, name, PULL_ENDED, &store_call.call, &reporter);
         follow_end(&follower);
         cancel_hook_remove(store_call.call.cancel, &hook);
         status = pull_stop(pull, SHOAL_OK, NULL, error);
         if (!status)
-            status = copy_out(pull, attachment_out, attachment_len_out, size_list_out, size_count_out, error);
+            status =
+                copy_out(pull_index(pull), attachment_out, attachment_len_out, size_list_out, size_count_out, error);
     }
+out:
+    payload_unref(own);
     pull_destroy(pull);
     payload_record_release(&record);
     store_call_end(&store_call);

@@ -63,6 +63,8 @@ void pull_end(struct pull *pull, enum shoal_status status, const struct shoal_er
     pull->result = status;
     if (status)
         pull->error = *why;
+    if (status == SHOAL_TIMED_OUT && pull->last_error.status)
+        error_set(&pull->error, status, 0, "%s; last trouble: %s", why->message, pull->last_error.message);
     mutex_unlock(&pull->mutex);
     pull->is_stopping = true;
     set_phase(pull, PULL_ENDING);

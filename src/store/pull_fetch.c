@@ -10,6 +10,8 @@
 #define LOG_MODULE "store"
 #include "base/log.h"
 
+#define STALL_CHECK_MS 100
+
 static void on_part_done(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
 
 /* Gives the engine the next stretch that is contiguous on both sides. */
@@ -211,6 +213,10 @@ void fetch_schedule(struct pull *pull)
             swarm_source_avoid(pull->swarm, number, now + 100); /* no memory: a breath */
         }
     }
+    /* Looks at every piece when there is a stall: not after every completion. */
+    if (now < pull->next_stall_check_ms)
+        return;
+    pull->next_stall_check_ms = now + STALL_CHECK_MS;
     while (swarm_next_stalled(pull->swarm, now, &number, &piece)) {
         struct fetch *fetch = fetch_of_piece(pull, piece);
         if (!fetch || fetch->is_canceled)

@@ -87,7 +87,7 @@ struct pull {
     uint32_t early_count;
     struct list fetches;
     struct digest_stream *stream; /* owned: pieces that lie in several regions */
-    int64_t started_ms, last_progress_ms, sourceless_since_ms;
+    int64_t started_ms, last_progress_ms, sourceless_since_ms, next_stall_check_ms;
     uint64_t done_bytes;
     uint64_t manifest_generation; /* as last heard; 0: gone */
     bool is_bad_seen;             /* some source served wrong bytes */

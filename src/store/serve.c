@@ -36,7 +36,7 @@ struct receiver {
     int64_t seen_ms;
 };
 
-static struct payload *find_serving(struct shoal_store *store, const char *name, uint64_t generation)
+struct payload *serve_find(struct shoal_store *store, const char *name, uint64_t generation)
 {
     struct payload *payload;
 
@@ -64,7 +64,7 @@ static void on_open(void *arg, struct rpc_request *request)
         rpc_reply(request, SHOAL_PROTOCOL, "malformed open request", NULL, 0);
         return;
     }
-    payload = find_serving(store, message->name, message->generation);
+    payload = serve_find(store, message->name, message->generation);
     shoal__wire__open_request__free_unpacked(message, NULL);
     if (!payload) {
         rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here", NULL, 0);
@@ -219,7 +219,7 @@ static void on_sync(void *arg, struct rpc_request *request)
         rpc_reply(request, SHOAL_PROTOCOL, "malformed sync request", NULL, 0);
         return;
     }
-    payload = find_serving(store, message->name, message->generation);
+    payload = serve_find(store, message->name, message->generation);
     if (!payload) {
         rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here any more", NULL, 0);
         goto out;

@@ -130,6 +130,8 @@ enum shoal_status store_check_name(const char *name, struct shoal_error *error);
 
 /* --- serving (serve.c), loop 0 unless said otherwise --- */
 
+/* The payload, if this node serves that generation of it; a reference. NULL: it does not. Any thread. */
+struct payload *serve_find(struct shoal_store *store, const char *name, uint64_t generation);
 void serve_install(struct shoal_store *store);                                     /* any thread, once */
 enum shoal_status serve_start(struct payload *payload, struct shoal_error *error); /* not on the loop */
 void serve_stop(struct payload *payload);                                          /* not on the loop */
