@@ -252,8 +252,9 @@ json_t *node_wait(struct node *node, unsigned id)
         pump(deadline_poll_ms(deadline));
     }
     if (!json_is_true(json_object_get(answer, "is_consistent")))
-        fail_msg("%s: command %u: status %s, but the error detail has another", node->label, id,
-                 json_string_value(json_object_get(answer, "status")));
+        fail_msg("%s: command %u: status %s, but the error detail has another, or no message in UTF-8: %s", node->label,
+                 id, json_string_value(json_object_get(answer, "status")),
+                 json_string_value(json_object_get(answer, "message")));
     return answer;
 }
 
