@@ -63,9 +63,9 @@ static void print_sources(const struct progress *progress, bool is_json, json_t 
             printf("  from %s%s: %s", units_printable(source->name, shown, sizeof shown),
                    source->is_gold ? " (gold)" : "", units_format_size(source->bytes, size));
             if (source->bad_pieces)
-                printf(", %u pieces with wrong bytes", source->bad_pieces);
+                printf(", %u piece%s with wrong bytes", source->bad_pieces, source->bad_pieces == 1 ? "" : "s");
             if (source->failures)
-                printf(", %u failures", source->failures);
+                printf(", %u failure%s", source->failures, source->failures == 1 ? "" : "s");
             printf("\n");
         }
     }
