@@ -13,8 +13,10 @@ import tempfile
 import time
 import unittest
 
-SHOAL = os.environ.get("SHOAL_EXE", "build/cmd/shoal/shoal")
-HELPER = os.environ.get("SHOAL_HELPER", "build/tests/cli/cli_node")
+# Without the environment that Meson gives: what "make" has built.
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHOAL = os.environ.get("SHOAL_EXE", str(ROOT / "build/cmd/shoal/shoal"))
+HELPER = os.environ.get("SHOAL_HELPER", str(ROOT / "build/tests/cli/cli_node"))
 DEADLINE_S = float(os.environ.get("SHOAL_TEST_DEADLINE", "60"))
 
 
@@ -122,6 +124,14 @@ class CliTest(unittest.TestCase):
         command = Running(self.dir, [HELPER, self.env["SHOAL_METADATA"], *map(str, arguments)], self.env)
         self.running.append(command)
         return command.wait_for_output("ready")
+
+    def as_nobody(self):
+        """Options for commands that must not be root, who may read and write everything."""
+        if os.geteuid() != 0:
+            return {}
+        for path in (self.dir, *self.dir.iterdir()):
+            os.chown(path, 65534, 65534)
+        return {"user": 65534, "group": 65534, "extra_groups": []}
 
     def make(self, path, content=b"", mode=0o644):
         path = self.dir / path

@@ -74,12 +74,7 @@ class Seed(CliTest):
 
     def test_unreadable_file(self):
         self.make("d/f", b"x", 0o000)
-        options = {}
-        if os.geteuid() == 0:
-            self.dir.chmod(0o755)
-            os.chown(self.dir, 65534, 65534)
-            options = {"user": 65534, "group": 65534, "extra_groups": []}
-        self.fails(1, "d/f: Permission denied", "seed", "n", self.dir / "d", **options)
+        self.fails(1, "d/f: Permission denied", "seed", "n", self.dir / "d", **self.as_nobody())
 
     def test_name_is_taken(self):
         self.make("f", b"x")
@@ -299,11 +294,11 @@ class Get(CliTest):
     def test_directory_is_not_writable(self):
         self.make("f", b"x")
         (self.dir / "dst").mkdir()
-        self.seed("n", self.dir / "f")
-        if os.geteuid() == 0:
-            self.skipTest("root may write everywhere")
         (self.dir / "dst").chmod(0o555)
-        self.fails(1, "Permission denied", "get", "n", self.dir / "dst")
+        options = self.as_nobody()
+        self.seed("n", self.dir / "f", **options)
+        self.fails(1, "Permission denied", "get", "n", self.dir / "dst", **options)
+        self.assertIn("FAIL", self.run_shoal("doctor", "--dir", self.dir / "dst", code=1, **options)[0])
 
     def in_small_disk(self, size, *arguments):
         """Runs shoal where self.dir/disk is a file system of that size; skips where that is not permitted."""
