@@ -113,9 +113,8 @@ struct child_hello {
     void *memory;
 };
 
-static void child_main(size_t len, uint64_t seed, const char *name, int out, int in)
+static void child_main(const struct shoal_engine_config *config, size_t len, uint64_t seed, int out, int in)
 {
-    struct shoal_engine_config config = fixture_config();
     struct child_hello hello = {.name = ""};
     struct shoal_engine *engine;
     struct shoal_error error;
@@ -123,9 +122,7 @@ static void child_main(size_t len, uint64_t seed, const char *name, int out, int
 
     is_child = true;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (name)
-        config.server_name = name;
-    engine = engine_make(&config);
+    engine = engine_make(config);
     hello.memory = memory_make(len);
     content_fill(hello.memory, len, seed, 0);
     assert_ok(shoal_engine_register_memory(engine, hello.memory, len, NULL,
@@ -139,7 +136,7 @@ static void child_main(size_t len, uint64_t seed, const char *name, int out, int
     _exit(0);
 }
 
-struct child child_start(size_t len, uint64_t seed, const char *name)
+static struct child start(const struct shoal_engine_config *config, size_t len, uint64_t seed)
 {
     struct child child = {.len = len};
     struct child_hello hello;
@@ -152,7 +149,7 @@ struct child child_start(size_t len, uint64_t seed, const char *name)
     if (child.pid == 0) {
         close(to_parent[0]);
         close(to_child[1]);
-        child_main(len, seed, name, to_parent[1], to_child[0]);
+        child_main(config, len, seed, to_parent[1], to_child[0]);
         _exit(1);
     }
     close(to_parent[1]);
@@ -163,6 +160,24 @@ struct child child_start(size_t len, uint64_t seed, const char *name)
     child.memory = hello.memory;
     memcpy(child.name, hello.name, sizeof child.name);
     return child;
+}
+
+struct child child_start(size_t len, uint64_t seed, const char *name)
+{
+    struct shoal_engine_config config = fixture_config();
+
+    if (name)
+        config.server_name = name;
+    return start(&config, len, seed);
+}
+
+struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms)
+{
+    struct shoal_engine_config config = fixture_config();
+
+    config.metadata_uri = metadata_uri;
+    config.lease_ttl_ms = lease_ttl_ms;
+    return start(&config, 4096, 1);
 }
 
 void child_stop(struct child *child)

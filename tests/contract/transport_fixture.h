@@ -53,6 +53,8 @@ struct child {
 };
 /* Call it before the test makes threads. name NULL: a free port. */
 struct child child_start(size_t len, uint64_t seed, const char *name);
+/* The same on another metadata service and with a short lease; its memory is one page. */
+struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms);
 void child_stop(struct child *child); /* kills; a second call does nothing */
 
 #define wait_until(condition)                                                                                          \
