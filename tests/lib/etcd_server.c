@@ -351,6 +351,11 @@ const char *etcd_cluster_uri(const struct etcd_cluster *cluster)
     return cluster->uri;
 }
 
+const char *etcd_cluster_certificates(const struct etcd_cluster *cluster)
+{
+    return cluster->certificates;
+}
+
 size_t etcd_cluster_size(const struct etcd_cluster *cluster)
 {
     return cluster->size;

@@ -37,6 +37,8 @@ void etcd_cluster_stop(struct etcd_cluster *cluster);
 
 /* "etcd://127.0.0.1:P1,127.0.0.1:P2,..." or "etcds://..."; lives as long as the cluster. */
 const char *etcd_cluster_uri(const struct etcd_cluster *cluster);
+/* The directory given to etcd_cluster_start_tls, or NULL. */
+const char *etcd_cluster_certificates(const struct etcd_cluster *cluster);
 size_t etcd_cluster_size(const struct etcd_cluster *cluster);
 /* "127.0.0.1:P" of one member. */
 const char *etcd_member_endpoint(const struct etcd_cluster *cluster, size_t member);
