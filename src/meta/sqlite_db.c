@@ -6,7 +6,9 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -292,55 +294,111 @@ static bool has_moved(struct sqlite_conn *conn)
     return moved != 0;
 }
 
-enum shoal_status sqlite_conn_open(struct sqlite_conn *conn, const struct call *call, struct shoal_error *error)
+/* Files are created, and found missing, one process at a time: see create_file. flock on the directory leaves nothing
+ * behind. */
+static enum shoal_status lock_directory(struct sqlite_conn *conn, int *fd_out, struct shoal_error *error)
 {
-    conn->call = call;
-    if (conn->db && !has_moved(conn))
-        return SHOAL_OK;
-    sqlite_conn_release(conn);
+    const char *slash = strrchr(conn->path, '/');
+    char *directory = strndup(conn->path, slash == conn->path ? 1 : (size_t)(slash - conn->path));
+    if (!directory)
+        return error_no_memory(error);
+    int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int saved = errno;
+    free(directory);
+    for (int attempt = 0; fd >= 0; attempt++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+            *fd_out = fd;
+            return SHOAL_OK;
+        }
+        saved = errno;
+        if (saved == EWOULDBLOCK && on_busy(conn, attempt))
+            continue;
+        close(fd);
+        if (saved == EWOULDBLOCK)
+            return sqlite_fail(conn, SQLITE_BUSY, error);
+        break;
+    }
+    return error_set(error, SHOAL_METADATA, saved, "metadata sqlite:" PATH_IN_MESSAGE ": cannot open the directory: %s",
+                     conn->path, strerror(saved));
+}
 
+static void unlock_directory(int fd)
+{
+    flock(fd, LOCK_UN); /* a child forked meanwhile shares the lock */
+    close(fd);
+}
+
+/* A file that was removed may have left its write-ahead log and shared index, still in use by processes that have not
+ * noticed yet: a new file must not meet them. */
+static enum shoal_status create_file(struct sqlite_conn *conn, struct shoal_error *error)
+{
+    static const char *const companions[] = {"-wal", "-shm"};
     /* mknod and not open: closing a descriptor of the file would drop the locks that SQLite holds in this process. */
-    if (mknod(conn->path, S_IFREG | S_IRUSR | S_IWUSR, 0) != 0 && errno != EEXIST) {
+    if (mknod(conn->path, S_IFREG | S_IRUSR | S_IWUSR, 0) != 0) {
         int saved = errno;
+        if (saved == EEXIST)
+            return SHOAL_OK;
         return error_set(error, SHOAL_METADATA, saved,
                          "metadata sqlite:" PATH_IN_MESSAGE ": cannot create the file: %s", conn->path,
                          strerror(saved));
     }
-    enum shoal_status status = SHOAL_OK;
-    int rc = sqlite3_open_v2(conn->path, &conn->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL);
-    if (rc != SQLITE_OK) {
-        status = sqlite_fail(conn, rc, error);
-        goto close;
+    for (size_t i = 0; i < sizeof companions / sizeof *companions; i++) {
+        char *path = NULL;
+        if (asprintf(&path, "%s%s", conn->path, companions[i]) < 0) {
+            unlink(conn->path);
+            return error_no_memory(error);
+        }
+        unlink(path);
+        free(path);
     }
+    return SHOAL_OK;
+}
+
+static enum shoal_status set_up(struct sqlite_conn *conn, struct shoal_error *error)
+{
+    int rc = sqlite3_open_v2(conn->path, &conn->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL);
+    if (rc != SQLITE_OK)
+        return sqlite_fail(conn, rc, error);
     sqlite3_extended_result_codes(conn->db, 1);
     sqlite3_limit(conn->db, SQLITE_LIMIT_LENGTH, LENGTH_LIMIT_BYTES);
     sqlite3_busy_handler(conn->db, on_busy, conn);
     sqlite3_progress_handler(conn->db, PROGRESS_INSTRUCTIONS, on_progress, conn);
     for (size_t i = 0; i < sizeof pragmas / sizeof *pragmas; i++) {
         rc = exec_patiently(conn, pragmas[i]);
-        if (rc != SQLITE_OK) {
-            status = sqlite_fail(conn, rc, error);
-            goto close;
-        }
+        if (rc != SQLITE_OK)
+            return sqlite_fail(conn, rc, error);
     }
     rc = exec_patiently(conn, "BEGIN IMMEDIATE");
-    if (rc != SQLITE_OK) {
-        status = sqlite_fail(conn, rc, error);
-        goto close;
-    }
-    status = check_schema(conn, error);
+    if (rc != SQLITE_OK)
+        return sqlite_fail(conn, rc, error);
+    enum shoal_status status = check_schema(conn, error);
     if (status == SHOAL_OK)
         status = expire_before_boot(conn, error);
     if (status == SHOAL_OK) {
         rc = sqlite3_exec(conn->db, "COMMIT", NULL, NULL, NULL);
         status = rc == SQLITE_OK ? SHOAL_OK : sqlite_fail(conn, rc, error);
     }
-    if (status == SHOAL_OK)
-        status = prepare(conn, error);
-    if (status == SHOAL_OK)
+    return status == SHOAL_OK ? prepare(conn, error) : status;
+}
+
+enum shoal_status sqlite_conn_open(struct sqlite_conn *conn, const struct call *call, struct shoal_error *error)
+{
+    int directory = -1;
+    conn->call = call;
+    if (conn->db && !has_moved(conn))
         return SHOAL_OK;
-close:
     sqlite_conn_release(conn);
+    enum shoal_status status = lock_directory(conn, &directory, error);
+    if (status != SHOAL_OK)
+        return status;
+    status = create_file(conn, error);
+    if (status == SHOAL_OK)
+        status = set_up(conn, error);
+    if (status == SHOAL_OK)
+        conn->opened++;
+    else
+        sqlite_conn_release(conn);
+    unlock_directory(directory);
     return status;
 }
 

@@ -190,12 +190,11 @@ static enum shoal_status poll_once(struct sqlite_watch *watch, struct batch *bat
                                    struct shoal_error *error)
 {
     struct call call = {.deadline_ms = deadline_after_ms(CYCLE_TIMEOUT_MS), .cancel = watch->cancel};
-    bool was_open = watch->conn.db != NULL;
-    sqlite3 *before = watch->conn.db;
+    uint64_t opened = watch->conn.opened;
     enum shoal_status status = sqlite_conn_open(&watch->conn, &call, error);
     if (status != SHOAL_OK)
         return status;
-    if (!was_open || before != watch->conn.db) {
+    if (opened != watch->conn.opened) {
         watch->is_stale = true;
         meta_count_request(watch->meta, META_REQUEST_WATCH, watch->prefix_len);
     }
