@@ -51,6 +51,7 @@ struct sqlite_store {
 struct sqlite_conn {
     const char *path;                              /* borrowed from struct sqlite */
     sqlite3 *db;                                   /* owned; NULL: not open */
+    uint64_t opened;                               /* how often it was opened */
     sqlite3_stmt *statements[SQL_STATEMENT_COUNT]; /* owned */
     const struct call *call;                       /* of the running operation; bounds every wait for a lock */
     struct random random;
