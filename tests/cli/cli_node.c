@@ -29,7 +29,7 @@ int main(int argc, char **argv)
 {
     struct shoal_error error = {.status = SHOAL_OK};
     struct shoal_store *store = NULL;
-    struct shoal_region regions[MAX_REGIONS];
+    struct shoal_region regions[MAX_REGIONS] = {{0}};
     size_t count = 0, attachment_len = 0;
     char *attachment = NULL;
     int is_damaged = 0, code = 1;
@@ -51,14 +51,12 @@ int main(int argc, char **argv)
     }
     if (count == 0)
         regions[count++].len_bytes = 5;
-    for (size_t i = 0; i < count; i++) {
-        unsigned char *bytes = malloc(regions[i].len_bytes + 1);
-        if (!bytes)
-            return 1;
+    for (size_t i = 0; i < count; i++)
+        if (!(regions[i].addr = malloc(regions[i].len_bytes + 1)))
+            goto out;
+    for (size_t i = 0; i < count; i++)
         for (uint64_t j = 0; j < regions[i].len_bytes; j++)
-            bytes[j] = (unsigned char)j;
-        regions[i].addr = bytes;
-    }
+            ((unsigned char *)regions[i].addr)[j] = (unsigned char)j;
 
     struct shoal_store_config config = {
         .struct_size = sizeof config, .metadata_uri = argv[1], .server_name = "127.0.0.1:0"};
