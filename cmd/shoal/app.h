@@ -53,6 +53,8 @@ void report_start_log(const struct app *app);
 void json_print(json_t *value);
 /* A JSON string of text; bytes that are not UTF-8 become '?'. */
 json_t *json_text(const char *text);
+/* Sixteen hex digits: it does not fit into a JSON number. */
+json_t *json_generation(uint64_t generation);
 
 /* --- signals.c --- */
 

@@ -86,9 +86,9 @@ static void print_result(struct app *app, const struct shoal_payload_info *info,
                units_printable(directory, shown, sizeof shown));
     print_sources(progress, app->settings.is_json, &sources);
     if (app->settings.is_json)
-        json_print(json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:I, s:f, s:f, s:f, s:b, s:o, s:s, s:o}", "event",
+        json_print(json_pack("{s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:b, s:o, s:s, s:o}", "event",
                              "result", "command", "get", "status", "OK", "name", json_text(info->name), "generation",
-                             (json_int_t)info->generation, "bytes", (json_int_t)list->total_bytes, "files",
+                             json_generation(info->generation), "bytes", (json_int_t)list->total_bytes, "files",
                              (json_int_t)list->file_count, "seconds", seconds, "total_seconds", total_seconds,
                              "rate_bytes_per_s", rate_bps, "verified", is_verified, "directory", json_text(directory),
                              "node", shoal_store_server_name(app->store), "sources", sources));

@@ -9,8 +9,8 @@ static json_t *to_json(const struct shoal_payload_info *info)
 {
     if (info->status != SHOAL_OK)
         return json_pack("{s:o, s:s}", "name", json_text(info->name), "status", shoal_status_name(info->status));
-    return json_pack("{s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", json_text(info->name), "status", "OK",
-                     "generation", (json_int_t)info->generation, "bytes", (json_int_t)info->total_size,
+    return json_pack("{s:o, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "name", json_text(info->name), "status", "OK",
+                     "generation", json_generation(info->generation), "bytes", (json_int_t)info->total_size,
                      "max_shard_bytes", (json_int_t)info->max_shard_size, "piece_bytes", (json_int_t)info->piece_size,
                      "pieces", (json_int_t)info->piece_count, "regions", (json_int_t)info->size_count, "sources",
                      (json_int_t)info->source_count);

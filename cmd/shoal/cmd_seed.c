@@ -42,9 +42,9 @@ static void print_seeding(struct app *app, const char *name, const struct scan *
     const char *address = shoal_store_server_name(app->store);
     double seconds = (double)progress->elapsed_ms / 1000.0;
     if (app->settings.is_json) {
-        json_print(json_pack("{s:s, s:o, s:I, s:I, s:I, s:s, s:s, s:f}", "event", "seeding", "name", json_text(name),
-                             "generation", (json_int_t)generation, "bytes", (json_int_t)scan->list.total_bytes, "files",
-                             (json_int_t)scan->list.file_count, "node", address, "metadata", app->metadata_uri,
+        json_print(json_pack("{s:s, s:o, s:o, s:I, s:I, s:s, s:s, s:f}", "event", "seeding", "name", json_text(name),
+                             "generation", json_generation(generation), "bytes", (json_int_t)scan->list.total_bytes,
+                             "files", (json_int_t)scan->list.file_count, "node", address, "metadata", app->metadata_uri,
                              "hash_seconds", seconds));
         return;
     }

@@ -50,8 +50,8 @@ static void print_json(const struct shoal_payload_info *info, const struct index
                                                (json_int_t)entry->size_bytes));
     }
     json_t *object =
-        json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o?, s:o?}", "name", json_text(info->name), "generation",
-                  (json_int_t)info->generation, "bytes", (json_int_t)info->total_size, "max_shard_bytes",
+        json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o?, s:o?}", "name", json_text(info->name), "generation",
+                  json_generation(info->generation), "bytes", (json_int_t)info->total_size, "max_shard_bytes",
                   (json_int_t)info->max_shard_size, "piece_bytes", (json_int_t)info->piece_size, "pieces",
                   (json_int_t)info->piece_count, "regions", (json_int_t)info->size_count, "sources", sources,
                   "region_bytes", index->is_known ? sizes : NULL, "files", index->has_files ? files : NULL);
@@ -66,7 +66,7 @@ static void print_text(const struct shoal_payload_info *info, const struct index
 {
     char shown[1024], address[320], size[UNITS_TEXT_BYTES];
     printf("name        %s\n", units_printable(info->name, shown, sizeof shown));
-    printf("generation  %llx\n", (unsigned long long)info->generation);
+    printf("generation  %016llx\n", (unsigned long long)info->generation);
     printf("size        %s (%llu bytes)\n", units_format_size(info->total_size, size),
            (unsigned long long)info->total_size);
     printf("shard size  %s\n", units_format_size(info->max_shard_size, size));

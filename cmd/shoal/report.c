@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +91,11 @@ json_t *json_text(const char *text)
     json_t *value = json_string(copy);
     free(copy);
     return value;
+}
+
+json_t *json_generation(uint64_t generation)
+{
+    return json_sprintf("%016" PRIx64, generation);
 }
 
 void json_print(json_t *value)

@@ -204,6 +204,7 @@ class Shown(CliTest):
         result = lines[-1]
         self.assertEqual((result["event"], result["status"], result["bytes"], result["files"], result["verified"]),
                          ("result", "OK", 100_000, 1, True))
+        self.assertRegex(result["generation"], "^[0-9a-f]{16}$")
         self.assertEqual(result["generation"], seeding["generation"])
         self.assertEqual(sum(source["bytes"] for source in result["sources"]), 100_000)
         self.assertEqual(result["sources"][0]["name"], seeding["node"])
