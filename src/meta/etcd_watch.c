@@ -172,9 +172,11 @@ static void take_lines(struct stream *stream)
 {
     size_t start = 0;
     while (!stream->is_over && !is_closing(stream->watch)) {
-        const char *text = (const char *)stream->input.data + start;
         size_t left = stream->input.len - start;
-        const char *end = left ? memchr(text, '\n', left) : NULL;
+        if (!left) /* also an input that has no memory yet */
+            break;
+        const char *text = (const char *)stream->input.data + start;
+        const char *end = memchr(text, '\n', left);
         if (!end)
             break;
         size_t len = (size_t)(end - text);
