@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SIZE scaled(16 * MIB)
+/* Not scaled down: the first 10 segments of a connection (640 KiB on loopback) are not paced. */
+#define SIZE (32 * MIB)
 #define PIECES "piece=65536 shard=1048576"
 #define ENOUGH (SIZE / 32)
 #define RECEIVERS 3

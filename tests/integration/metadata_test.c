@@ -9,7 +9,8 @@
 #include "etcd_server.h"
 #include "meta_edit.h"
 
-#define SIZE scaled(16 * MIB)
+/* Not scaled down: the first 10 segments of a connection (640 KiB on loopback) are not paced. */
+#define SIZE (32 * MIB)
 #define PIECES "piece=65536 shard=1048576"
 #define ENOUGH (SIZE / 32)
 

@@ -11,7 +11,8 @@
 #include "netns.h"
 #include "proxy.h"
 
-#define SIZE scaled(32 * MIB)
+/* Not scaled down: the first 10 segments of a connection (640 KiB on loopback) are not paced. */
+#define SIZE (32 * MIB)
 #define PIECES "piece=65536 shard=1048576"
 #define ENOUGH (SIZE / 32) /* pulled so far when a test acts "in the middle" */
 
