@@ -27,8 +27,8 @@ static enum shoal_status too_large_to_encode(struct shoal_error *error)
 static enum shoal_status unexpected(const struct etcd_request *request, enum etcd_verdict verdict,
                                     struct shoal_error *error)
 {
-    return error_set(error, SHOAL_METADATA, 0, "metadata %s: %s", request->what,
-                     verdict == ETCD_ANSWER_TOO_LARGE ? "the answer is too large" : "etcd refuses without reason");
+    return error_set(error, SHOAL_METADATA, 0, "metadata %s: etcd refuses for a reason that does not apply (%d)",
+                     request->what, (int)verdict);
 }
 
 static void note_revision(struct etcd *etcd, int64_t revision)
@@ -151,6 +151,7 @@ static enum shoal_status list_page(struct listing *listing, enum etcd_verdict *v
                                    .path = "/v3/kv/range",
                                    .kind = META_REQUEST_LIST,
                                    .body = &body,
+                                   .is_divisible = listing->page > 1,
                                    .decode = decode_range,
                                    .arg = &range};
     if (entries->count) { /* the successor of the last key: the key and a NUL, which every entry has */
@@ -197,9 +198,9 @@ static enum shoal_status etcd_list(struct meta *meta, struct meta_bytes prefix, 
             meta_entries_release(&listing.entries);
             listing.capacity = 0;
         } else {
-            status = error_set(error, SHOAL_METADATA, 0, "metadata list: etcd at %s: %s", listing.etcd->uri,
-                               verdict == ETCD_COMPACTED ? "revisions are compacted faster than they can be read"
-                                                         : "the answer is too large");
+            status = error_set(error, SHOAL_METADATA, 0,
+                               "metadata list: etcd at %s: revisions are compacted faster than they can be read",
+                               listing.etcd->uri);
         }
     }
     if (status == SHOAL_OK)

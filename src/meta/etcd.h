@@ -63,7 +63,8 @@ struct etcd_request {
     const char *path; /* "/v3/kv/txn" */
     enum meta_request_kind kind;
     const struct buf *body;
-    bool is_change; /* see etcd_http_post */
+    bool is_change;    /* see etcd_http_post */
+    bool is_divisible; /* the caller can ask for less: ETCD_ANSWER_TOO_LARGE */
     etcd_decode_fn decode;
     void *arg;
     bool *is_repeated_out; /* NULL or: an earlier attempt may have been applied */

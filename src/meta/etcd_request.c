@@ -167,7 +167,7 @@ static enum attempt judge_failure(struct attempt_state *state, const char *endpo
         state->verdict = ETCD_COMPACTED;
         return ATTEMPT_GOOD;
     }
-    if (failure->code == GRPC_RESOURCE_EXHAUSTED && strstr(message, "larger than max")) {
+    if (failure->code == GRPC_RESOURCE_EXHAUSTED && request->is_divisible && strstr(message, "larger than max")) {
         state->verdict = ETCD_ANSWER_TOO_LARGE;
         return ATTEMPT_GOOD;
     }
@@ -241,8 +241,12 @@ static enum attempt try_endpoint(struct attempt_state *state, size_t index, stru
         return judge_answer(state, endpoint, http, result.status);
     case ETCD_HTTP_TOO_LARGE:
         state->was_seen = true;
-        state->verdict = ETCD_ANSWER_TOO_LARGE;
-        return ATTEMPT_GOOD;
+        if (request->is_divisible) {
+            state->verdict = ETCD_ANSWER_TOO_LARGE;
+            return ATTEMPT_GOOD;
+        }
+        error_set(&state->error, SHOAL_METADATA, 0, "metadata %s: %s: %s", request->what, endpoint->name, result.cause);
+        return ATTEMPT_HARD;
     case ETCD_HTTP_NOT_SENT:
     case ETCD_HTTP_LOST:
         break;
