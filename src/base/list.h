@@ -64,7 +64,6 @@ static inline bool list_node_is_linked(const struct list_node *node)
 
 static inline struct list_node *list_first(const struct list *list)
 {
-    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): it does not see that a removal moved the sentinel's pointer on */
     return list_is_empty(list) ? NULL : list->head.next;
 }
 

@@ -31,7 +31,7 @@ void tcp_stream_release(struct tcp_stream *stream)
 
 static bool is_same_host(int fd)
 {
-    struct sockaddr_storage own, peer;
+    struct sockaddr_storage own = {0}, peer = {0};
     socklen_t own_len = sizeof own, peer_len = sizeof peer;
 
     if (getsockname(fd, (struct sockaddr *)&own, &own_len) != 0 ||

@@ -56,6 +56,18 @@ static void pair_close(struct pair *pair)
     memory_drop(pair->local, pair->len);
 }
 
+/* The target's memory with its first content again. Its engine may still be sending from it for a request that was
+ * canceled here; that ends when the registration does. */
+static void pair_refill_remote(struct pair *pair, unsigned access)
+{
+    struct shoal_error error;
+
+    assert_ok(shoal_engine_unregister_memory(pair->target, pair->remote, pair->len, &error), &error);
+    content_fill(pair->remote, pair->len, 1, 0);
+    assert_ok(shoal_engine_register_memory(pair->target, pair->remote, pair->len, "cpu:0", access, &pair->key, &error),
+              &error);
+}
+
 #define READ_WRITE (SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE)
 
 static struct shoal_request request_of(const struct pair *pair, enum shoal_op op, size_t offset, size_t len)
@@ -273,7 +285,7 @@ static void test_cancel(void **state)
 
         assert_ok(shoal_batch_create(pair.own, COUNT, &batch, &error), &error);
         memset(pair.local, 0x55, pair.len);
-        content_fill(pair.remote, pair.len, 1, 0);
+        pair_refill_remote(&pair, READ_WRITE);
         for (size_t i = 0; i < COUNT; i++)
             requests[i] = request_of(&pair, op, i * SIZE, SIZE);
         assert_ok(shoal_batch_submit(batch, requests, COUNT, &error), &error);
