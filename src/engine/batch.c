@@ -16,6 +16,7 @@
 struct batch_entry {
     struct engine_op op;
     struct shoal_batch *batch;
+    size_t span;                     /* first of a submission: how many it has */
     enum shoal_transfer_state state; /* under batch->mutex from submission on */
 };
 
@@ -107,9 +108,21 @@ enum shoal_status shoal_batch_create(struct shoal_engine *engine, size_t capacit
     return SHOAL_OK;
 }
 
+/* One wake-up of the loop for all of a submission. The batch may be gone when the last one was started. */
+static void start_span(void *arg)
+{
+    struct batch_entry *first = arg;
+    size_t span = first->span;
+
+    for (size_t i = 0; i < span; i++)
+        engine_op_start(&first[i].op);
+}
+
 enum shoal_status shoal_batch_submit(struct shoal_batch *batch, const struct shoal_request *requests, size_t count,
                                      struct shoal_error *error)
 {
+    struct batch_entry *first;
+
     if (!batch || (!requests && count))
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "batch and requests are required");
     if (count > batch->capacity - batch->count)
@@ -147,9 +160,12 @@ enum shoal_status shoal_batch_submit(struct shoal_batch *batch, const struct sho
                                        .arg = entry};
     }
     mutex_unlock(&batch->mutex);
+    first = &batch->entries[batch->count];
+    first->span = count;
     for (size_t i = 0; i < count; i++)
-        engine_submit(batch->engine, &batch->entries[batch->count + i].op);
+        engine_op_prepare(batch->engine, &first[i].op);
     __atomic_store_n(&batch->count, batch->count + count, __ATOMIC_RELEASE); /* pairs with cancel_on_loop */
+    loop_post(batch->engine->loops[0], &first->op.task, start_span, first);
     return SHOAL_OK;
 }
 

@@ -90,6 +90,9 @@ void engine_peer_unref(struct engine_peer *peer);
 enum shoal_status engine_peer_connect(struct engine_peer *peer, struct shoal_error *error);
 
 /* op.c */
+/* engine_submit in two steps, for many at once: prepare on any thread, start on loop 0 (done may run inside). */
+void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op);
+void engine_op_start(struct engine_op *op);
 /* Cancels started operations whose local memory lies in region (NULL: all). Loop 0. */
 void engine_cancel_local(struct shoal_engine *engine, const struct memory_region *region);
 void engine_release_spares(struct shoal_engine *engine);

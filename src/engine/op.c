@@ -140,9 +140,8 @@ static enum shoal_status op_start(struct engine_op *op)
     return SHOAL_OK;
 }
 
-static void op_start_posted(void *arg)
+void engine_op_start(struct engine_op *op)
 {
-    struct engine_op *op = arg;
     enum shoal_status status = op_start(op);
 
     if (status != SHOAL_OK) {
@@ -151,7 +150,12 @@ static void op_start_posted(void *arg)
     }
 }
 
-void engine_submit(struct shoal_engine *engine, struct engine_op *op)
+static void op_start_posted(void *arg)
+{
+    engine_op_start(arg);
+}
+
+void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op)
 {
     struct engine_peer *peer = op->segment->peer;
     const char *reason = NULL;
@@ -176,6 +180,13 @@ void engine_submit(struct shoal_engine *engine, struct engine_op *op)
         if (op->error)
             error_set(op->error, status, 0, "local memory: %s", reason);
     }
+}
+
+void engine_submit(struct shoal_engine *engine, struct engine_op *op)
+{
+    enum shoal_status status;
+
+    engine_op_prepare(engine, op);
     if (!loop_is_current(engine->loops[0])) {
         loop_post(engine->loops[0], &op->task, op_start_posted, op);
         return;

@@ -108,17 +108,27 @@ static void slot_begin(struct tcp_client *client, struct transport_request *requ
     queue_frame(client, slot, &frame, slot->op == TCP_OP_NOTIFY ? request->local : NULL);
 }
 
-/* Starts what the window has room for; the order is kept. */
+static bool has_room(const struct tcp_client *client, const struct transport_request *request)
+{
+    if (list_is_empty(&client->free_slots) || (request->op == SHOAL_OP_WRITE && client->used_writes >= TCP_WRITES_MAX))
+        return false;
+    return client->used_slots == 0 || client->window_bytes + request->len_bytes <= TCP_WINDOW_BYTES;
+}
+
+/* Starts what the window has room for; the order is kept. A full window is refilled in bursts, so that one packet and
+ * one wake-up of the peer carry many requests. */
 static void start_waiting(struct tcp_client *client)
 {
     struct list_node *node;
 
-    while ((node = list_first(&client->waiting)) && !list_is_empty(&client->free_slots)) {
+    if (client->is_full && (client->used_slots > TCP_SLOTS / 4 * 3 || client->window_bytes > TCP_WINDOW_BYTES / 4 * 3))
+        return;
+    client->is_full = false;
+    while ((node = list_first(&client->waiting))) {
         struct transport_request *request = container_of(node, struct transport_request, node);
 
-        if (client->used_slots > 0 && client->window_bytes + request->len_bytes > TCP_WINDOW_BYTES)
-            return;
-        if (request->op == SHOAL_OP_WRITE && client->used_writes >= TCP_WRITES_MAX)
+        client->is_full = !has_room(client, request);
+        if (client->is_full)
             return;
         list_remove(&request->node);
         slot_begin(client, request);

@@ -127,7 +127,7 @@ struct tcp_client {
     /* shard thread */
     struct tcp_stream stream;
     struct loop_io io;
-    bool is_dead;
+    bool is_dead, is_full;
     struct list waiting; /* transport_request.node: no slot or window yet */
     struct list free_slots;
     unsigned used_slots, used_writes;
