@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -154,7 +155,8 @@ static ssize_t receive_body(struct tcp_stream *stream, uint64_t budget, size_t *
     if (stream->body)
         return recvmsg(stream->fd, &message, 0);
     *asked_out = part;
-    return recv(stream->fd, NULL, part, MSG_TRUNC); /* TCP discards without a copy */
+    /* TCP discards without a copy. A plain system call: sanitizers take the libc function for a write to NULL. */
+    return syscall(SYS_recvfrom, stream->fd, NULL, part, MSG_TRUNC, NULL, NULL);
 }
 
 enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
