@@ -362,6 +362,18 @@ class Get(CliTest):
         out, _ = self.run_shoal("ls", "--json")
         self.assertEqual(json.loads(out)[0]["sources"], 1)
 
+    def test_replaced_in_the_middle(self):
+        """The old generation is gone, another has its name: never a mixture of both."""
+        seed = self.big_seed()
+        get = self.start_get()
+        get.process.send_signal(signal.SIGSTOP)
+        seed.kill()
+        self.node("big", 100)
+        get.process.send_signal(signal.SIGCONT)
+        self.assertEqual(get.wait(), 10, get.err)
+        self.assertIn("replaced", get.err)
+        self.assertFalse((self.dir / "dst").exists())
+
     def test_deadline_in_the_middle(self):
         self.big_seed()
         (self.dir / "dst").mkdir()
