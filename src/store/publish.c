@@ -279,7 +279,11 @@ enum shoal_status publish_create(struct payload *payload, bool force, const stru
         status = publish_read(store, payload->name, call, &record, error);
         if (status)
             break;
-        if (record.has_manifest) {
+        if (record.has_manifest && !record.manifest_status && record.manifest.generation == payload->generation) {
+            /* Ours: an attempt was applied and its answer lost. The same again does no harm. */
+            compare.kind = META_MOD_REVISION_IS;
+            compare.revision = record.manifest_revision;
+        } else if (record.has_manifest) {
             /* A manifest without a live source is what a dead cluster left behind: it may be replaced. */
             if (!force && (record.source_count || record.manifest_status)) {
                 status = error_set(error, SHOAL_EXISTS, 0,
