@@ -176,7 +176,7 @@ static void f14_no_right_source(void **state)
     assert_int_equal(served_count(receiver), 0);
 
     /* The seeder puts it right. */
-    EXPECT_OK(node_call(gold, "fill buf=model seed=1"));
+    EXPECT_OK(node_call(gold, "corrupt buf=model offset=%llu", (unsigned long long)SIZE / 2));
     get_one(receiver, "model", SIZE, 1);
     node_stop_all();
 }

@@ -59,6 +59,14 @@ static void log_to_stderr(void *arg, enum shoal_log_level level, const char *mod
     fprintf(stderr, "%d %s: %s\n", (int)level, module, message);
 }
 
+/* What came before a printed answer is visible to the command that reacts to it: the order goes through the driver,
+ * which a thread sanitizer cannot see. */
+static void see_printed(void)
+{
+    pthread_mutex_lock(&print_lock);
+    pthread_mutex_unlock(&print_lock);
+}
+
 static void command_destroy(struct command *command)
 {
     shoal_cancel_destroy(command->cancel);
@@ -187,6 +195,7 @@ int main(void)
     while (getline(&line, &size, stdin) > 0) {
         if (strcmp(line, "exit\n") == 0)
             break;
+        see_printed();
         join_commands(false);
         struct command *command = command_parse(line);
         if (!command) {
