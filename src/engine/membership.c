@@ -2,7 +2,6 @@
 /* The node's presence in the cluster: a lease, the node key under it, and a thread that keeps both. */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/thread.h"
 #include "engine/engine_internal.h"
 #include "engine/keys.h"
 
@@ -338,16 +338,10 @@ static void *thread_main(void *arg)
 
 static enum shoal_status start_thread(struct membership *membership, struct shoal_error *error)
 {
-    sigset_t all, saved;
-    int result;
+    int result = thread_start(&membership->thread, "shoal-member", thread_main, membership);
 
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &saved); /* signals belong to the application's threads */
-    result = pthread_create(&membership->thread, NULL, thread_main, membership);
-    pthread_sigmask(SIG_SETMASK, &saved, NULL);
     if (result)
         return error_set(error, SHOAL_LIMIT, result, "cannot start the membership thread: %s", strerror(result));
-    pthread_setname_np(membership->thread, "shoal-member");
     membership->has_thread = true;
     return SHOAL_OK;
 }

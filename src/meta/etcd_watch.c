@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "meta/etcd.h"
 
 #define LOG_MODULE "meta"
@@ -431,7 +432,7 @@ enum shoal_status etcd_watch_open(struct meta *meta, struct meta_bytes prefix, i
     status = etcd_http_create(&etcd->http_config, &watch->http, error);
     if (status != SHOAL_OK)
         goto free_watch;
-    int rc = meta_thread_start(&watch->thread, run_watch, watch);
+    int rc = thread_start(&watch->thread, "shoal-watch", run_watch, watch);
     if (rc != 0) {
         status = error_set(error, SHOAL_METADATA, rc, "metadata watch: no thread: %s", strerror(rc));
         goto free_watch;

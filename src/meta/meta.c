@@ -2,8 +2,6 @@
 #include "meta/meta.h"
 
 #include <assert.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,16 +147,6 @@ void meta_prefix_end(struct meta_bytes prefix, uint8_t *end_out, size_t *end_len
 bool meta_bytes_has_prefix(const void *data, size_t len, struct meta_bytes prefix)
 {
     return len >= prefix.len && (prefix.len == 0 || memcmp(data, prefix.data, prefix.len) == 0);
-}
-
-int meta_thread_start(pthread_t *thread_out, void *(*run)(void *arg), void *arg)
-{
-    sigset_t all, previous;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &previous);
-    int rc = pthread_create(thread_out, NULL, run, arg);
-    pthread_sigmask(SIG_SETMASK, &previous, NULL);
-    return rc;
 }
 
 /* --- argument checks -----------------------------------------------------------------------------------------------

@@ -83,8 +83,6 @@ bool meta_entries_push(struct meta_entries *entries, size_t *capacity, const str
 /* The smallest key greater than every key with the prefix. is_end_out: there is none, the range goes to the end.
  * end_out has room for META_KEY_MAX_BYTES. */
 void meta_prefix_end(struct meta_bytes prefix, uint8_t *end_out, size_t *end_len_out, bool *is_end_out);
-/* pthread_create with every signal blocked: handlers of the program run on its own threads. Returns errno or 0. */
-int meta_thread_start(pthread_t *thread_out, void *(*run)(void *arg), void *arg);
 
 bool meta_bytes_has_prefix(const void *data, size_t len, struct meta_bytes prefix);
 

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #define LOG_MODULE "meta"
 #define POLL_MIN_MS 20
@@ -299,7 +300,7 @@ enum shoal_status sqlite_watch_open(struct meta *meta, struct meta_bytes prefix,
     if (prefix.len)
         memcpy(watch->prefix, prefix.data, prefix.len);
 
-    int rc = meta_thread_start(&watch->thread, run_watch, watch);
+    int rc = thread_start(&watch->thread, "shoal-watch", run_watch, watch);
     if (rc != 0) {
         status = error_set(error, SHOAL_METADATA, rc, "metadata watch: no thread: %s", strerror(rc));
         goto free_watch;
