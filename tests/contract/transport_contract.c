@@ -317,6 +317,42 @@ static void test_cancel(void **state)
     pair_close(&pair);
 }
 
+/* A large request is canceled in the middle: the small ones beside it do not notice. */
+static void test_cancel_large(void **state)
+{
+    enum { LARGE = 64 * MIB, SMALL = MIB, COUNT = 8 };
+    struct shoal_request large, small[COUNT];
+    struct shoal_batch *large_batch, *small_batch;
+    struct shoal_transfer_status status;
+    struct shoal_error error;
+    struct pair pair;
+
+    (void)state;
+    pair_open(&pair, (size_t)LARGE + COUNT * SMALL, READ_WRITE);
+    for (unsigned round = 0; round < 6; round++) {
+        enum shoal_op op = round & 1 ? SHOAL_OP_WRITE : SHOAL_OP_READ;
+
+        large = request_of(&pair, op, 0, LARGE);
+        for (size_t i = 0; i < COUNT; i++)
+            small[i] = request_of(&pair, SHOAL_OP_READ, LARGE + i * SMALL, SMALL);
+        memset(pair.local + LARGE, 0, COUNT * SMALL);
+        assert_ok(shoal_batch_create(pair.own, 1, &large_batch, &error), &error);
+        assert_ok(shoal_batch_create(pair.own, COUNT + 1, &small_batch, &error), &error);
+        assert_ok(shoal_batch_submit(small_batch, small, 1, &error), &error);
+        assert_ok(shoal_batch_submit(large_batch, &large, 1, &error), &error);
+        assert_ok(shoal_batch_submit(small_batch, small, COUNT, &error), &error);
+        wait_until(shoal_batch_status(small_batch, 0, &status) == SHOAL_OK &&
+                   status.state == SHOAL_TRANSFER_COMPLETED); /* the large one is next */
+        shoal_batch_cancel(large_batch);
+        (void)shoal_batch_wait(large_batch, PATIENCE_MS, &error);
+        shoal_batch_destroy(large_batch);
+        assert_ok(shoal_batch_wait(small_batch, PATIENCE_MS, &error), &error);
+        shoal_batch_destroy(small_batch);
+        assert_int_equal(content_find_difference(pair.local + LARGE, COUNT * SMALL, 1, LARGE), -1);
+    }
+    pair_close(&pair);
+}
+
 struct remover {
     struct shoal_engine *engine;
     uint8_t *memory;
@@ -646,10 +682,10 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
 #define CASE(fn) cmocka_unit_test_setup_teardown(fn, fixture_setup, fixture_teardown)
-        CASE(test_sizes),           CASE(test_refused),    CASE(test_many),          CASE(test_batch),
-        CASE(test_cancel),          CASE(test_unregister), CASE(test_registration),  CASE(test_notify),
-        CASE(test_destroy_pending), CASE(test_threads),    CASE(test_several_loops), CASE(test_killed),
-        CASE(test_stopped),
+        CASE(test_sizes),  CASE(test_refused),         CASE(test_many),       CASE(test_batch),
+        CASE(test_cancel), CASE(test_cancel_large),    CASE(test_unregister), CASE(test_registration),
+        CASE(test_notify), CASE(test_destroy_pending), CASE(test_threads),    CASE(test_several_loops),
+        CASE(test_killed), CASE(test_stopped),
     };
 
     if (argc > 1)
