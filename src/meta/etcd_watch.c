@@ -51,7 +51,8 @@ struct stream {
     char token[ETCD_TOKEN_MAX_BYTES];
     int64_t opened_ms, heard_ms, probe_ms;
     bool is_created;
-    bool is_over; /* open another one */
+    bool is_suspect; /* the member seems to know less than we do: it lags, or it is another store; a probe tells */
+    bool is_over;    /* open another one */
     bool is_member_bad;
     struct shoal_error error; /* why it is over */
 };
@@ -94,18 +95,24 @@ static void begin_anew(struct stream *stream, const char *why)
     end_stream(stream, false, why);
 }
 
+static bool is_younger(const struct etcd_watch *watch, const struct etcd_header *header)
+{
+    return (watch->from_revision && header->revision < watch->from_revision - 1) ||
+           header->raft_term < watch->raft_term;
+}
+
 static void on_created(struct stream *stream, const struct etcd_header *header)
 {
     struct etcd_watch *watch = stream->watch;
-    bool is_other = watch->cluster_id && watch->cluster_id != header->cluster_id;
-    bool is_younger = watch->from_revision && header->revision < watch->from_revision - 1;
-    if (is_other || is_younger || header->raft_term < watch->raft_term) {
-        begin_anew(stream, "the store is another one or was restarted empty");
+    if (watch->cluster_id && watch->cluster_id != header->cluster_id) {
+        begin_anew(stream, "the store is another one");
         return;
     }
     stream->is_created = true;
+    stream->is_suspect = is_younger(watch, header);
     watch->cluster_id = header->cluster_id;
-    watch->raft_term = header->raft_term;
+    if (!stream->is_suspect)
+        watch->raft_term = header->raft_term;
     if (watch->from_revision == 0)
         watch->from_revision = header->revision + 1;
     meta_count_request(&watch->etcd->meta, META_REQUEST_WATCH, stream->body.len);
@@ -259,6 +266,10 @@ static void end_probe(struct stream *stream, CURLcode code)
     if (code != CURLE_OK) {
         end_stream(stream, true, curl_easy_strerror(code));
     } else if (etcd_decode_range(text, stream->probe_input.len, &range, &error) == SHOAL_OK) {
+        /* A linearizable answer is as new as the whole cluster. */
+        if (stream->is_suspect && is_younger(stream->watch, &range.header))
+            begin_anew(stream, "the store was restarted empty");
+        stream->is_suspect = false;
         etcd_range_release(&range);
         etcd_endpoint_answered(stream->watch->etcd, stream->endpoint);
         stream->heard_ms = clock_now_ms();
@@ -285,7 +296,9 @@ static void check_time(struct stream *stream)
             end_stream(stream, true, "the member does not answer any more");
         return;
     }
-    if (etcd->endpoint_count > 1 && etcd_endpoint_is_avoided(etcd, stream->endpoint))
+    if (stream->is_suspect)
+        start_probe(stream);
+    else if (etcd->endpoint_count > 1 && etcd_endpoint_is_avoided(etcd, stream->endpoint))
         end_stream(stream, false, "the member fails other requests");
     else if (now_ms - stream->heard_ms > QUIET_MS && !etcd_endpoint_is_fresh(etcd, stream->endpoint, QUIET_MS))
         start_probe(stream);
@@ -326,7 +339,8 @@ static void run_stream(struct stream *stream)
         take_results(stream);
         if (stream->is_over || is_closing(watch))
             return;
-        if (clock_now_ms() - checked_ms >= TICK_MS) {
+        bool is_doubtful = stream->is_suspect && !stream->probe;
+        if (is_doubtful || clock_now_ms() - checked_ms >= TICK_MS) {
             check_time(stream);
             checked_ms = clock_now_ms();
         }

@@ -6,7 +6,8 @@
  * grow with every change of the store. All functions block the caller up to the call's deadline, may be used from any
  * thread concurrently, and fail with METADATA (service unreachable or answering nonsense, with endpoint and cause),
  * TIMED_OUT, CANCELED, NO_MEMORY, INVALID_ARGUMENT (too large). Endpoints fail over inside a call. A call that changes
- * data is repeated on another endpoint only where a repetition cannot do harm. */
+ * data is repeated on another endpoint only where a repetition cannot do harm. Without a deadline a call gives up after
+ * 30 seconds of failures. docs/metadata.md says how each backend does it. */
 #ifndef SHOAL_META_META_H
 #define SHOAL_META_META_H
 

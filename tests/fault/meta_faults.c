@@ -11,10 +11,12 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "fake_http.h"
 #include "meta_test.h"
 #include "tmpdir.h"
@@ -292,6 +294,36 @@ static void test_watch_survives_nonsense(void **state)
     fake_server_stop(server);
 }
 
+/* A member that lags behind the revision to watch from is no other store: it is asked before anybody is told RESET. */
+static void test_watch_on_a_member_that_lags(void **state)
+{
+    (void)state;
+    static const struct fake_step steps[] = {
+        {FAKE_STALLED, 0, CREATED},
+        {FAKE_ANSWER, 200, "{\"header\":{\"cluster_id\":\"1\",\"revision\":\"25\",\"raft_term\":\"2\"}}"},
+    };
+    struct shoal_error error;
+    struct recorder recorder;
+    struct meta_counters counters;
+    struct meta_watch *watch = NULL;
+    struct fake_server *server = fake_server_start(steps, sizeof steps / sizeof *steps);
+    struct meta *meta = open_fake(server, NULL);
+    recorder_init(&recorder);
+    assert_status(SHOAL_OK, meta_watch(meta, bytes_of("k"), 20, recorder_note, &recorder, &watch, &error), &error);
+    int64_t deadline_ms = deadline_after_ms(META_TEST_PATIENCE_MS);
+    while (fake_server_requests(server) < 3) { /* the watch, the question at once, the question after silence */
+        assert_false(deadline_is_past(deadline_ms));
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    meta_watch_close(watch);
+    meta_counters(meta, &counters);
+    assert_int_equal(counters.watches, 1);
+    assert_int_equal(recorder.resets, 0);
+    recorder_release(&recorder);
+    meta_close(meta);
+    fake_server_stop(server);
+}
+
 /* --- a full disk ---------------------------------------------------------------------------------------------------
  */
 
@@ -389,6 +421,7 @@ int main(void)
         cmocka_unit_test(test_lost_answer),
         cmocka_unit_test(test_body_of_a_change_waits),
         cmocka_unit_test(test_watch_survives_nonsense),
+        cmocka_unit_test(test_watch_on_a_member_that_lags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
