@@ -454,10 +454,12 @@ static int setup_tls(void **state)
 {
     char *directory = tmpdir_make();
     *state = NULL;
-    if (etcd_make_certificates(directory))
-        *state = etcd_cluster_start_tls(1, directory);
-    else
+    if (!etcd_make_certificates(directory)) {
         tmpdir_remove(directory);
+        return 0;
+    }
+    *state = etcd_cluster_start_tls(1, directory);
+    free(directory); /* teardown_tls removes it */
     return 0;
 }
 
