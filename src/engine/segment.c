@@ -149,6 +149,7 @@ enum shoal_status shoal_segment_open(struct shoal_engine *engine, const char *se
 {
     struct call call;
     struct node_record record;
+    struct shoal_error why;
     struct meta_entry entry;
     bool is_found = false;
     enum shoal_status status;
@@ -172,12 +173,11 @@ enum shoal_status shoal_segment_open(struct shoal_engine *engine, const char *se
     }
     if (!is_found)
         return error_set(error, SHOAL_NOT_FOUND, 0, "no live node has the server name '%s'", server_name);
-    status = node_record_decode(&record, entry.value, entry.value_len, error);
+    status = node_record_decode(&record, entry.value, entry.value_len, &why);
     meta_entry_release(&entry);
-    if (status != SHOAL_OK) {
-        error_prefix(error, "'%s'", server_name);
-        return error_set(error, SHOAL_METADATA, 0, "'%s': malformed entry in the metadata service", server_name);
-    }
+    if (status != SHOAL_OK)
+        return error_set(error, SHOAL_METADATA, 0, "'%s': malformed entry in the metadata service: %s", server_name,
+                         why.message);
     return engine_segment_create(engine, server_name, record.address, record.instance, segment_out, error);
 }
 

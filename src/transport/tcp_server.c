@@ -11,6 +11,7 @@
 #define LOG_MODULE "tcp"
 
 #define GRANTS_MAX (2 * TCP_WRITES_MAX)
+#define SPARE_REPLIES_MAX 32 /* kept by an idle connection */
 
 /* An answer in the queue. */
 struct tcp_reply {
@@ -34,9 +35,9 @@ struct tcp_server {
     struct tcp_stream stream;
     struct loop_io io;
     bool is_dead, is_paused;
-    unsigned reply_count, grant_count;
+    unsigned reply_count, grant_count, spare_count;
     struct list grants;
-    struct list spare_replies; /* tcp_reply.out.node, bounded by TCP_REPLIES_MAX */
+    struct list spare_replies; /* tcp_reply.out.node, spare_count of them */
     struct tcp_grant *filling; /* whose CHUNK is coming in; NULL: none, or it is discarded */
     struct data_frame frame;   /* header of the body that is coming in */
     uint8_t *notify_buffer;    /* owned; allocated with the first NOTIFY */
@@ -79,7 +80,12 @@ static void reply_done(struct tcp_server *server, struct tcp_reply *reply)
         memory_unpin(memory(server), reply->region);
     reply->region = NULL;
     server->reply_count--;
-    list_push_front(&server->spare_replies, &reply->out.node);
+    if (server->spare_count < SPARE_REPLIES_MAX) {
+        server->spare_count++;
+        list_push_front(&server->spare_replies, &reply->out.node);
+    } else {
+        free(reply);
+    }
 }
 
 void tcp_server_close(struct tcp_server *server)
@@ -111,6 +117,7 @@ static bool answer(struct tcp_server *server, const struct data_frame *frame, co
     struct tcp_reply *reply;
 
     if (node) {
+        server->spare_count--;
         reply = container_of(container_of(node, struct tcp_out, node), struct tcp_reply, out);
     } else {
         reply = calloc(1, sizeof *reply);

@@ -183,6 +183,7 @@ static void test_name_in_use(void **state)
 {
     struct shoal_engine *first = engine_make(NULL), *second;
     struct shoal_error error;
+    struct shoal_segment *segment;
     char free_name[64], *key;
 
     (void)state;
@@ -205,6 +206,8 @@ static void test_name_in_use(void **state)
     key = engine_key_node("default", free_name);
     assert_non_null(key);
     meta_edit_put(fixture_uri(), key, "nonsense");
+    assert_status(SHOAL_METADATA, shoal_segment_open(first, free_name, NULL, &segment, &error), &error);
+    assert_non_null(strstr(error.message, free_name));
     assert_ok(try_name(free_name, &second, &error), &error);
     shoal_engine_destroy(second);
     free(key);
