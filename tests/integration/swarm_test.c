@@ -120,7 +120,7 @@ static void f01_many_receivers(void **state)
     for (unsigned p = 0; p < PROCESSES; p++)
         for (unsigned s = 0; s < per_process; s++)
             gets[p][s] = node_send(processes[p], "get store=%u payload=model buf=m%u", s, s);
-    double most = 0;
+    double most = 0, retries = 0;
     for (unsigned p = 0; p < PROCESSES; p++)
         for (unsigned s = 0; s < per_process; s++) {
             char buffer[16];
@@ -129,9 +129,11 @@ static void f01_many_receivers(void **state)
             EXPECT_CONTENT(processes[p], buffer, 1);
             double cost = requests_of(processes[p], s) - before[p][s];
             most = cost > most ? cost : most;
+            retries += metric_of(processes[p], s, "shoal_store_publish_retries_total");
         }
-    print_message("%u receivers of %u shards: at most %g metadata requests each\n", PROCESSES * per_process, shards,
-                  most);
+    print_message("%u receivers of %u shards: at most %g metadata requests each, %g joins repeated\n",
+                  PROCESSES * per_process, shards, most, retries);
+    assert_true(retries < 3);
     assert_true(most < 24); /* below 12, and a few keep-alives and refreshes while it lasts */
     WAIT_UNTIL(source_count(gold, "model") == 1 + PROCESSES * per_process);
     node_stop_all();
