@@ -12,7 +12,7 @@
 #include "base/random.h"
 
 #define NODES 6
-#define SIZE (3 * MIB + 12345)
+#define SIZE (8 * MIB + 12345)
 #define STEPS (node_is_sanitized() ? 60 : 120)
 
 struct member {
@@ -26,6 +26,7 @@ struct world {
     struct random random;
     struct member members[NODES];
     uint64_t last_seed; /* content of the newest generation; each has its own */
+    unsigned gets, good_gets;
 };
 
 static void revive(struct world *world, size_t i)
@@ -35,6 +36,8 @@ static void revive(struct world *world, size_t i)
     world->members[i] = (struct member){
         .node = start_node(world->fixture, label, "lease=3000 stall=1500 connect=1500 digest_threads=1")};
     EXPECT_OK(node_call(world->members[i].node, "buf buf=model sizes=%llu", (unsigned long long)SIZE));
+    /* Pulls take several steps. */
+    EXPECT_OK(node_call(world->members[i].node, "pace rate=3000000"));
 }
 
 static void resume(struct member *member)
@@ -61,9 +64,11 @@ static void settle(struct world *world, struct member *member)
     resume(member);
     json_t *reply = node_wait(member->node, member->get);
     member->get = 0;
+    world->gets++;
     EXPECT_STATUS(reply, "OK|CANCELED|REPLACED|NO_SOURCE|PAYLOAD_NOT_FOUND|TIMED_OUT");
     if (has_status(reply, "OK")) {
         member->has_replica = true;
+        world->good_gets++;
         expect_some_generation(world, member);
     } else {
         assert_int_equal(served_count(member->node), 0);
@@ -115,7 +120,8 @@ static void step(struct world *world)
         break;
     case 4:
     case 5:
-        drop(world, member);
+        if (!member->is_gold || random_below(&world->random, 4) == 0)
+            drop(world, member);
         break;
     case 6:
         resume(member);
@@ -126,7 +132,7 @@ static void step(struct world *world)
             break;
         resume(member);
         EXPECT_OK(node_call(member->node, "fill buf=model seed=987654321"));
-        member->get = node_send(member->node, "get payload=model buf=model timeout=20000");
+        member->get = node_send(member->node, "get payload=model buf=model timeout=8000");
     }
 }
 
@@ -142,6 +148,9 @@ static void churn(void **state)
     seed_new_generation(&world, &world.members[0]);
     for (int i = 0; i < STEPS; i++)
         step(&world);
+
+    print_message("%u of %u pulls went well, %llu generations\n", world.good_gets, world.gets,
+                  (unsigned long long)world.last_seed);
 
     /* Calm again. */
     for (size_t i = 0; i < NODES; i++)
