@@ -113,6 +113,15 @@ static void expect_well(struct node *node, struct node *receiver, int64_t rss_be
         fail_msg("%lld KiB more memory", (long long)(rss - rss_before_kib));
 }
 
+/* A counter that must be there. */
+static double counter(struct node *node, const char *name)
+{
+    double value = metric_of(node, 0, name);
+    if (value < 0)
+        fail_msg("no counter %s", name);
+    return value;
+}
+
 static int64_t prepare(void **state, struct node **node, struct node **receiver)
 {
     *node = start_node(*state, "node", "");
@@ -130,7 +139,7 @@ static void f26_bad_handshakes(void **state)
     static const char http[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
     uint8_t frame[HELLO_MAX_BYTES], bad[HELLO_MAX_BYTES];
     size_t len = make_hello(HELLO_CHANNEL_CONTROL, frame);
-    double errors = metric_of(node, 0, "shoal_endpoint_protocol_errors_total");
+    double errors = counter(node, "shoal_engine_handshake_errors_total");
     int fd;
 
     fd = dial(node);
@@ -161,8 +170,7 @@ static void f26_bad_handshakes(void **state)
         shutdown(fd, SHUT_WR);
         expect_closed(fd);
     }
-    if (errors >= 0)
-        assert_true(metric_of(node, 0, "shoal_endpoint_protocol_errors_total") >= errors + 6);
+    assert_true(counter(node, "shoal_engine_handshake_errors_total") >= errors + 6);
     expect_well(node, receiver, rss);
     node_stop_all();
 }
@@ -180,6 +188,7 @@ static void f26_refused_handshakes_get_a_reason(void **state)
     strcpy(cases[1].cluster, "other");
     cases[2].channel = 77;
     cases[3].wanted = 1;
+    double refused = counter(node, "shoal_engine_connections_refused_total");
     for (size_t i = 0; i < 4; i++) {
         uint8_t frame[HELLO_MAX_BYTES];
         int fd = dial(node);
@@ -187,6 +196,7 @@ static void f26_refused_handshakes_get_a_reason(void **state)
         assert_int_equal(read_hello(fd).verdict, verdicts[i]);
         expect_closed(fd);
     }
+    assert_true(counter(node, "shoal_engine_connections_refused_total") == refused + 4);
     expect_well(node, receiver, rss);
     node_stop_all();
 }
@@ -260,6 +270,7 @@ static void f26_bad_control_frames(void **state)
     send_frame(fd, bad, noise, 0);
     shutdown(fd, SHUT_WR);
     expect_closed(fd);
+    assert_true(counter(node, "shoal_rpc_protocol_errors_total") >= 4);
 
     /* Unknown methods and bodies that are no message get an error, and the connection lives. */
     static const uint16_t methods[] = {0, 1, 2, 3, 31, 32, 4711, UINT16_MAX};
@@ -328,6 +339,7 @@ static void f26_bad_data_frames(void **state)
     say(fd, noise, sizeof noise);
     shutdown(fd, SHUT_WR);
     expect_closed(fd);
+    assert_true(counter(node, "shoal_transport_tcp_protocol_errors_total") >= 2);
     for (int i = 0; i < 32; i++) {
         for (size_t b = 0; b < sizeof noise; b++)
             noise[b] = (uint8_t)random_next(&random);
@@ -354,6 +366,7 @@ static void f26_silent_connections(void **state)
     /* and rid of them in the end. */
     for (size_t i = 0; i < COUNT; i++)
         expect_closed(fds[i]);
+    assert_true(counter(node, "shoal_engine_handshake_timeouts_total") >= COUNT);
     int64_t fd_count = json_integer_value(json_object_get(node_call(node, "process"), "fds"));
     assert_true(fd_count < 100);
     expect_well(node, receiver, rss);
