@@ -31,7 +31,9 @@ static const char *self_path;
 struct usage {
     uint64_t gets, lists, txns, watches, lease_calls;
     uint64_t bytes_sent, bytes_received, largest_bytes;
-    uint64_t retries; /* requests repeated, and transactions repeated after a lost race */
+    uint64_t retries; /* joins repeated after a lost race */
+    uint64_t
+        repeats; /* requests that were sent again: of any kind, keep-alives that found SQLite's file locked included */
 };
 
 /* A counter of the store's Prometheus text. */
@@ -66,7 +68,8 @@ static struct usage usage_of(struct shoal_store *store)
                           .bytes_sent = counters.bytes_sent,
                           .bytes_received = counters.bytes_received,
                           .largest_bytes = counters.largest_request_bytes,
-                          .retries = counters.retries + metric(store, "shoal_store_publish_retries_total")};
+                          .retries = metric(store, "shoal_store_publish_retries_total"),
+                          .repeats = counters.retries};
 }
 
 static struct usage usage_since(struct shoal_store *store, const struct usage *before)
@@ -80,7 +83,8 @@ static struct usage usage_since(struct shoal_store *store, const struct usage *b
                           .bytes_sent = now.bytes_sent - before->bytes_sent,
                           .bytes_received = now.bytes_received - before->bytes_received,
                           .largest_bytes = now.largest_bytes, /* since the store was opened: an upper bound */
-                          .retries = now.retries - before->retries};
+                          .retries = now.retries - before->retries,
+                          .repeats = now.repeats - before->repeats};
 }
 
 static uint64_t requests_of(const struct usage *usage)
@@ -167,7 +171,7 @@ static void measure_cell(const char *backend, const char *uri, unsigned shards, 
     struct shoal_error error;
     struct usage before = usage_of(gold), registered;
     struct usage most = {0};
-    uint64_t bytes_sent = 0, bytes_received = 0, retries = 0, lease_calls = 0, largest;
+    uint64_t bytes_sent = 0, bytes_received = 0, retries = 0, repeats = 0, lease_calls = 0, largest;
     pthread_barrier_t start;
     double start_s, get_s;
 
@@ -201,6 +205,7 @@ static void measure_cell(const char *backend, const char *uri, unsigned shards, 
         bytes_sent += usage->bytes_sent;
         bytes_received += usage->bytes_received;
         retries += usage->retries;
+        repeats += usage->repeats;
         lease_calls += usage->lease_calls;
         if (usage->largest_bytes > largest)
             largest = usage->largest_bytes;
@@ -211,13 +216,13 @@ static void measure_cell(const char *backend, const char *uri, unsigned shards, 
     shoal_store_close(gold, NULL);
     bench_free(region.addr, region.len_bytes);
 
-    printf("%-7s %7u %5u | %4llu %8llu | %4llu %4llu %4llu %4llu %4llu %8llu %8llu | %7llu %4llu %5llu %7.2f\n",
+    printf("%-7s %7u %5u | %4llu %8llu | %4llu %4llu %4llu %4llu %4llu %8llu %8llu | %7llu %4llu %4llu %5llu %7.2f\n",
            backend, shards, receiver_count, (unsigned long long)requests_of(&registered),
            (unsigned long long)registered.bytes_sent, (unsigned long long)requests_of(&most),
            (unsigned long long)most.gets, (unsigned long long)most.lists, (unsigned long long)most.txns,
            (unsigned long long)most.watches, (unsigned long long)(bytes_sent / receiver_count),
            (unsigned long long)(bytes_received / receiver_count), (unsigned long long)largest,
-           (unsigned long long)retries, (unsigned long long)lease_calls, get_s);
+           (unsigned long long)retries, (unsigned long long)repeats, (unsigned long long)lease_calls, get_s);
     fflush(stdout);
     if (requests_of(&most) > most_requests)
         most_requests = requests_of(&most);
@@ -360,8 +365,9 @@ int main(int argc, char **argv)
 
     printf(
         "                      | register      | get_replica (requests: of the receiver with most; bytes: mean)  |\n");
-    printf("%-7s %7s %5s | %4s %8s | %4s %4s %4s %4s %4s %8s %8s | %7s %4s %5s %7s\n", "backend", "shards", "recv",
-           "reqs", "sent", "reqs", "get", "list", "txn", "wat", "sent", "received", "largest", "retr", "alive", "sec");
+    printf("%-7s %7s %5s | %4s %8s | %4s %4s %4s %4s %4s %8s %8s | %7s %4s %4s %5s %7s\n", "backend", "shards", "recv",
+           "reqs", "sent", "reqs", "get", "list", "txn", "wat", "sent", "received", "largest", "retr", "rept", "alive",
+           "sec");
     for (unsigned backend = 0; backend < 2; backend++) {
         const char *name = backend ? "etcd" : "sqlite";
         struct etcd_cluster *etcd = NULL;
