@@ -299,7 +299,7 @@ static enum shoal_status get_replica(struct shoal_store *store, const char *name
                            name, record.manifest.total_size, total);
         goto close;
     }
-    payload->generation = record.manifest.generation;
+    payload_set_generation(payload, record.manifest.generation);
     payload->is_shared = !options->no_share;
     if (options->no_verify) {
         LOG_WARN("payload '%s': pulled without verification, as asked for", name);

@@ -222,3 +222,10 @@ void payload_set_state(struct payload *payload, enum payload_state state)
     payload->state = state;
     mutex_unlock(&payload->store->mutex);
 }
+
+void payload_set_generation(struct payload *payload, uint64_t generation)
+{
+    mutex_lock(&payload->store->mutex);
+    payload->generation = generation;
+    mutex_unlock(&payload->store->mutex);
+}

@@ -174,7 +174,7 @@ static enum shoal_status register_payload(struct shoal_store *store, const char 
 
     if (status)
         return status;
-    payload->generation = random_id();
+    payload_set_generation(payload, random_id());
     payload->is_shared = true;
     status = payload_register_memory(payload, options->location, SHOAL_ACCESS_REMOTE_READ, error);
     if (!status)

@@ -124,6 +124,8 @@ void payload_unref(struct payload *payload); /* NULL is allowed */
 enum shoal_status payload_take(struct shoal_store *store, const char *name, bool is_gold, struct payload **payload_out,
                                struct shoal_error *error);
 void payload_set_state(struct payload *payload, enum payload_state state);
+/* While opening: the janitor looks at every payload of the catalog. */
+void payload_set_generation(struct payload *payload, uint64_t generation);
 
 /* 1..SHOAL_NAME_MAX_BYTES of UTF-8 without control characters. */
 enum shoal_status store_check_name(const char *name, struct shoal_error *error);
