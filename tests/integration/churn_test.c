@@ -107,7 +107,7 @@ static void step(struct world *world)
         break;
     case 1:
         if (!member->is_stopped)
-            node_signal(member->node, SIGSTOP);
+            stop_node(world->fixture, member->node);
         member->is_stopped = true;
         break;
     case 2:

@@ -2,10 +2,12 @@
 #include "itest.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "meta_edit.h"
 #include "tmpdir.h"
 
 int itest_setup(void **state)
@@ -85,6 +87,18 @@ struct node *start_node_in(struct fixture *fixture, const char *label, const cha
 struct node *start_node(struct fixture *fixture, const char *label, const char *options)
 {
     return start_node_in(fixture, label, options, -1);
+}
+
+void stop_node(struct fixture *fixture, struct node *node)
+{
+    for (int attempt = 0; attempt < 50; attempt++) {
+        node_signal(node, SIGSTOP);
+        if (meta_edit_is_writable(fixture->uri, 2000))
+            return;
+        node_signal(node, SIGCONT);
+        nap();
+    }
+    fail_msg("the metadata service takes no changes");
 }
 
 const char *name_of(struct node *node)

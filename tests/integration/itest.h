@@ -57,6 +57,8 @@ bool has_status(json_t *reply, const char *wanted);
 /* A process with store 0. options: more of create's, e.g. "lease=2000 stall=1500". */
 struct node *start_node(struct fixture *fixture, const char *label, const char *options);
 struct node *start_node_in(struct fixture *fixture, const char *label, const char *options, int netns_fd);
+/* SIGSTOP, but not while the node holds the lock of an SQLite file: that would stop everybody else, too. */
+void stop_node(struct fixture *fixture, struct node *node);
 /* Server name of store 0. */
 const char *name_of(struct node *node);
 

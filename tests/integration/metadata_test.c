@@ -228,8 +228,8 @@ static void lost_lease(void **state)
     struct node *receiver = start_node(*state, "receiver", "");
     seed_one(gold, "model", SIZE, 1, PIECES);
     get_one(replica, "model", SIZE, 1);
-    node_signal(gold, SIGSTOP);
-    node_signal(replica, SIGSTOP);
+    stop_node(*state, gold);
+    stop_node(*state, replica);
     WAIT_UNTIL(source_count(receiver, "model") == 0);
     EXPECT_STATUS(node_wait(receiver, begin_get_one(receiver, "model", SIZE, "timeout=3000")),
                   "NO_SOURCE|TIMED_OUT|PAYLOAD_NOT_FOUND");
@@ -263,7 +263,7 @@ static void f19_replaced_meanwhile(void **state)
     struct node *heir = start_node(*state, "heir", "");
     struct node *receiver = start_node(*state, "receiver", "");
     seed_one(gold, "model", SIZE, 1, PIECES);
-    node_signal(gold, SIGSTOP);
+    stop_node(*state, gold);
     WAIT_UNTIL(source_count(receiver, "model") == 0);
     seed_one(heir, "model", SIZE, 2, "force=1 " PIECES);
     node_signal(gold, SIGCONT);

@@ -130,7 +130,7 @@ static void f03_source_stopped_in_mid_shard(void **state)
     late = start_node(*state, "late", "stall=1500");
 
     unsigned get = pull_from_both(receiver, gold, replica);
-    node_signal(gold, SIGSTOP);
+    stop_node(*state, gold);
     EXPECT_OK(node_call(replica, "pace"));
     json_t *reply = node_wait(receiver, get);
     EXPECT_OK(reply);
@@ -159,7 +159,7 @@ static void f03_only_source_stops_and_returns(void **state)
     EXPECT_OK(node_call(gold, "pace " SLOW));
     unsigned get = begin_get_one(receiver, "model", SIZE, "timeout=8000");
     assert_true(node_wait_progress(receiver, get, ENOUGH));
-    node_signal(gold, SIGSTOP);
+    stop_node(*state, gold);
     json_t *reply = node_wait(receiver, get);
     EXPECT_STATUS(reply, "NO_SOURCE|TIMED_OUT");
     EXPECT_MESSAGE(reply, "model");

@@ -75,3 +75,14 @@ void meta_edit_put(const char *uri, const char *key, const char *value)
     put(meta, bytes_of(key, strlen(key)), bytes_of(value, strlen(value)), 0);
     meta_close(meta);
 }
+
+bool meta_edit_is_writable(const char *uri, int64_t timeout_ms)
+{
+    struct call call = {.deadline_ms = deadline_after_ms(timeout_ms)};
+    struct meta *meta = open_meta(uri);
+    struct meta_op op = {.kind = META_PUT, .key = bytes_of("/test/writable", 14), .value = bytes_of("yes", 3)};
+    bool is_applied = false;
+    bool is_writable = meta_txn(meta, NULL, 0, &op, 1, &call, &is_applied, NULL, NULL) == SHOAL_OK && is_applied;
+    meta_close(meta);
+    return is_writable;
+}
