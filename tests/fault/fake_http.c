@@ -128,8 +128,9 @@ static bool answer(struct connection *connection, const struct fake_step *step)
 {
     const char *body = step->body ? step->body : "";
     char head[256];
-    static char filler[8192];
+    char filler[8192];
     memset(filler, ' ', sizeof filler - 1);
+    filler[sizeof filler - 1] = '\0';
     switch (step->behaviour) {
     case FAKE_ANSWER:
         snprintf(head, sizeof head, "HTTP/1.1 %d Fake\r\nLocation: /elsewhere\r\nContent-Length: %zu\r\n\r\n",
