@@ -216,8 +216,9 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
     cancel_hook_add(call->cancel, &hook, wake_pull, pull);
     pull_start(pull, record->sources, record->source_count);
     follow_begin(&follower, store, pull, payload->name, record->revision);
-    wait_for(pull, payload->name, PULL_PIECES, call, &reporter);
-    if (payload->is_shared && pull_wait(pull, PULL_PIECES, 0) < PULL_ENDING) {
+    /* A node without a piece is no source: announced, such receivers would keep alive a payload that nobody has. */
+    wait_for(pull, payload->name, PULL_GROWING, call, &reporter);
+    if (payload->is_shared && pull_wait(pull, PULL_GROWING, 0) < PULL_ENDING) {
         struct shoal_error detail;
         if (become_source(payload, pull, &record->manifest, &detail))
             pull_stop(pull, detail.status, &detail, NULL);

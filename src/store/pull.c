@@ -15,6 +15,7 @@
 
 #define TICK_MS 200
 #define SOURCELESS_GRACE_MS 500 /* a source that comes back (its lease was lost) is worth this wait */
+#define STARVING_GRACE_MS 3000  /* a few long polls, in which a source that joins would be noticed */
 
 enum news_kind { NEWS_APPEARED, NEWS_VANISHED, NEWS_MANIFEST };
 struct news {
@@ -219,18 +220,50 @@ static void connect_more(struct pull *pull, int64_t now)
     }
 }
 
-/* Whether anything can still come from somewhere: an answer, a retry, a source that is still growing. */
+/* Something is on the way, or a source has some of what is missing. */
+static bool is_fed(const struct pull *pull)
+{
+    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
+        if (source->request_count)
+            return true;
+    }
+    return !pull->swarm || swarm_has_candidates(pull->swarm);
+}
+
+/* Not fed, and every source that is listed is connected: none of them has what is missing. */
+static bool is_starving(const struct pull *pull)
+{
+    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
+        if (source->state == SOURCE_OPENING || source->state == SOURCE_CLOSING)
+            return false;
+        if (source->state == SOURCE_IDLE && source->is_listed)
+            return false;
+    }
+    return !is_fed(pull);
+}
+
+/* Whether anything can still come from somewhere: an answer, a retry, a source that is still growing. Receivers that
+ * all starve have no hope in each other: whoever had the rest has left. */
 static bool has_hope(const struct pull *pull)
 {
     LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
         if (source->state == SOURCE_OPENING || source->state == SOURCE_CLOSING || source->request_count)
             return true;
-        if (source->state == SOURCE_OPEN && !source->is_complete)
+        if (source->state == SOURCE_OPEN && !source->is_complete && !source->is_starving)
             return true;
         if (source->state == SOURCE_IDLE && source->is_listed)
             return true;
     }
     return pull->swarm ? swarm_has_candidates(pull->swarm) : false;
+}
+
+static bool is_any_source_growing(const struct pull *pull)
+{
+    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
+        if (source->state == SOURCE_OPEN && !source->is_complete)
+            return true;
+    }
+    return false;
 }
 
 static bool has_open_source(const struct pull *pull)
@@ -242,13 +275,22 @@ static bool has_open_source(const struct pull *pull)
     return false;
 }
 
+/* Called without hope. Receivers that starve together may only be between two pieces of somebody who is not connected
+ * yet; newcomers who starve as well do not prolong it. With only complete sources open the case is clear: they have
+ * everything but what they served wrongly. */
+static bool is_time_to_end(const struct pull *pull, int64_t now)
+{
+    if (is_any_source_growing(pull))
+        return now - pull->last_fed_ms >= STARVING_GRACE_MS && now - pull->sourceless_since_ms >= SOURCELESS_GRACE_MS;
+    return has_open_source(pull) || now - pull->sourceless_since_ms >= SOURCELESS_GRACE_MS;
+}
+
 static void judge(struct pull *pull, int64_t now)
 {
     if (!has_hope(pull)) {
-        /* With an open source the case is clear: it has everything but what it served wrongly. */
         if (!pull->sourceless_since_ms)
             pull->sourceless_since_ms = now;
-        if (has_open_source(pull) || now - pull->sourceless_since_ms >= SOURCELESS_GRACE_MS)
+        if (is_time_to_end(pull, now))
             end_without_source(pull);
         return;
     }
@@ -276,15 +318,21 @@ void pull_review(struct pull *pull)
             }
         }
     }
-    if (pull->phase == PULL_PIECES && (!pull->swarm || swarm_is_complete(pull->swarm))) {
+    if (pull->phase == PULL_PIECES && pull->done_bytes > 0)
+        set_phase(pull, PULL_GROWING);
+    if (pull->phase >= PULL_PIECES && (!pull->swarm || swarm_is_complete(pull->swarm))) {
         pull->is_in_schedule = false;
         pull_end(pull, SHOAL_OK, NULL);
         return;
     }
     connect_more(pull, now);
-    if (pull->phase == PULL_PIECES)
+    if (pull->phase >= PULL_PIECES)
         fetch_schedule(pull);
     pull->is_in_schedule = false;
+    if (is_fed(pull))
+        pull->last_fed_ms = now;
+    if (pull->payload) /* not for the moments between two pieces */
+        serve_starving(pull->payload, now - pull->last_fed_ms >= TICK_MS && is_starving(pull));
     judge(pull, now);
 }
 
@@ -442,7 +490,7 @@ static void start_on_loop(void *arg)
     struct shoal_error error;
     enum shoal_status status;
 
-    pull->started_ms = pull->last_progress_ms = clock_now_ms();
+    pull->started_ms = pull->last_progress_ms = pull->last_fed_ms = clock_now_ms();
     status = loop_timer_init(&pull->tick, engine_loop(pull->store->engine), on_tick, pull, &error);
     if (!status)
         status = shoal_engine_register_memory(pull->store->engine, pull->index_data, pull->manifest->index_len, NULL,

@@ -18,9 +18,10 @@ struct pull_config {
 };
 
 enum pull_phase {
-    PULL_INDEX,  /* looking for a source that gives the index */
-    PULL_PIECES, /* index is known */
-    PULL_ENDING, /* waiting for requests in flight */
+    PULL_INDEX,   /* looking for a source that gives the index */
+    PULL_PIECES,  /* index is known */
+    PULL_GROWING, /* and a piece is there: from now on this node is a source */
+    PULL_ENDING,  /* waiting for requests in flight */
     PULL_ENDED,
 };
 

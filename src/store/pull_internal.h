@@ -25,6 +25,7 @@ struct pull_source {
     enum source_state state;
     bool is_listed; /* the metadata service shows it */
     bool is_complete;
+    bool is_starving;    /* waits for others itself, as it says */
     bool is_dead_after;  /* CLOSING ends in DEAD instead of IDLE */
     int64_t retry_at_ms; /* IDLE: not before */
     unsigned failures_in_row;
@@ -87,7 +88,7 @@ struct pull {
     uint32_t early_count;
     struct list fetches;
     struct digest_stream *stream; /* owned: pieces that lie in several regions */
-    int64_t started_ms, last_progress_ms, sourceless_since_ms, next_stall_check_ms;
+    int64_t started_ms, last_progress_ms, sourceless_since_ms, last_fed_ms, next_stall_check_ms;
     uint64_t done_bytes;
     uint64_t manifest_generation; /* as last heard; 0: gone */
     bool is_bad_seen;             /* some source served wrong bytes */

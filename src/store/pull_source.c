@@ -62,6 +62,7 @@ static void disconnect(struct pull_source *source)
     source->stats.is_connected = false;
     source->position = 0;
     source->is_complete = false;
+    source->is_starving = false;
 }
 
 static void finish_closing(struct pull_source *source)
@@ -113,6 +114,7 @@ static enum shoal_status take_news(struct pull_source *source, const Shoal__Wire
 {
     struct pull *pull = source->pull;
 
+    source->is_starving = message->is_starving;
     if (message->is_complete) {
         source->is_complete = true;
         swarm_source_has_all(pull->swarm, source->number);

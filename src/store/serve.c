@@ -119,6 +119,7 @@ static void waiter_answer(struct waiter *waiter)
     if (count > NEWS_MAX)
         count = NEWS_MAX;
     response.is_complete = payload->is_complete;
+    response.is_starving = payload->is_starving;
     response.n_pieces = count;
     response.pieces = count ? payload->have_log + waiter->position : NULL;
     response.position = waiter->position + count;
@@ -259,6 +260,20 @@ void serve_install(struct shoal_store *store)
 {
     rpc_set_handler(store->rpc, STORE_METHOD_OPEN, on_open, store);
     rpc_set_handler(store->rpc, STORE_METHOD_SYNC, on_sync, store);
+}
+
+void serve_starving(struct payload *payload, bool is_starving)
+{
+    bool is_news = is_starving && !payload->is_starving;
+
+    payload->is_starving = is_starving;
+    /* Those who wait for this node shall not take the silence for hope. */
+    LIST_FOR_EACH_SAFE (waiter, &payload->waiters, struct waiter, node) {
+        if (is_news)
+            waiter_answer(waiter);
+    }
+    if (is_news)
+        arm_waiter_timer(payload);
 }
 
 void serve_piece_verified(struct payload *payload, uint32_t piece)

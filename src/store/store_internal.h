@@ -94,6 +94,7 @@ struct payload {
 
     /* loop 0 */
     bool is_complete;
+    bool is_starving;    /* its pull cannot go on unless another source grows */
     uint64_t *have_bits; /* owned; NULL when complete from the start */
     uint32_t *have_log;  /* owned: verified pieces in order */
     uint32_t have_count;
@@ -138,6 +139,7 @@ void serve_install(struct shoal_store *store);                                  
 enum shoal_status serve_start(struct payload *payload, struct shoal_error *error); /* not on the loop */
 void serve_stop(struct payload *payload);                                          /* not on the loop */
 void serve_piece_verified(struct payload *payload, uint32_t piece);
+void serve_starving(struct payload *payload, bool is_starving);
 /* One payload as shoal_served_info, through the loop. Not on the loop. */
 void serve_describe(struct payload *payload, struct shoal_served_info *info_out);
 
