@@ -86,6 +86,37 @@ static void f09_last_source_unmapped(void **state)
     node_stop_all();
 }
 
+/* Receivers that have nothing yet and try again and again are no sources: they do not keep each other's hope alive. */
+static void f09_nobody_keeps_a_dead_payload_alive(void **state)
+{
+    struct node *gold = start_node(*state, "gold", ""), *receivers[RECEIVERS];
+    unsigned gets[RECEIVERS];
+    size_t left = RECEIVERS;
+    seed_one(gold, "model", 8 * MIB, 1, "piece=8388608");
+    EXPECT_OK(node_call(gold, "pace rate=200000"));
+    for (size_t i = 0; i < RECEIVERS; i++) {
+        receivers[i] = start_node(*state, "receiver", "");
+        gets[i] = begin_get_one(receivers[i], "model", 8 * MIB, "");
+    }
+    for (size_t i = 0; i < RECEIVERS; i++) /* connected */
+        WAIT_UNTIL(metric_of(receivers[i], 0, "shoal_rpc_calls_total") >= 2);
+    EXPECT_OK(node_call(gold, "unregister payload=model buf=model"));
+    EXPECT_STATUS(node_call(gold, "stat payload=model"), "PAYLOAD_NOT_FOUND");
+    for (int64_t deadline = deadline_after_ms(node_patience_ms()); left > 0; nap()) {
+        assert_false(deadline_is_past(deadline));
+        for (size_t i = 0; i < RECEIVERS; i++) {
+            if (!gets[i] || !node_is_done(receivers[i], gets[i]))
+                continue;
+            json_t *reply = node_wait(receivers[i], gets[i]);
+            EXPECT_STATUS(reply, "NO_SOURCE|PAYLOAD_NOT_FOUND");
+            bool is_over = has_status(reply, "PAYLOAD_NOT_FOUND");
+            gets[i] = is_over ? 0 : node_send(receivers[i], "get payload=model buf=model");
+            left -= is_over;
+        }
+    }
+    node_stop_all();
+}
+
 static void f09_unmapped_after_close(void **state)
 {
     struct nodes nodes;
@@ -240,6 +271,7 @@ int main(void)
         ITEST(f09_gold_unmapped_after_unregister),
         ITEST(f09_replica_unmapped_after_delete),
         ITEST(f09_last_source_unmapped),
+        ITEST(f09_nobody_keeps_a_dead_payload_alive),
         ITEST(f09_unmapped_after_close),
         ITEST(f09_receiver_gives_up_while_serving),
         ITEST(f16_canceled_in_the_middle),
