@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "app.h"
+#include "base/utf8.h"
 #include "terminal.h"
 #include "units.h"
 
@@ -57,7 +58,8 @@ static void cut(char *line, size_t size, int width)
 {
     size_t len = strnlen(line, size), i = 0, columns = 0;
     while (i < len && columns + 1 < (size_t)width) {
-        size_t step = units_utf8_length((const unsigned char *)line + i, len - i);
+        uint32_t code;
+        size_t step = utf8_decode(line + i, len - i, &code);
         i += step ? step : 1;
         columns++;
     }

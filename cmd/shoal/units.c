@@ -8,6 +8,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/utf8.h"
+
 /* Reads digits with an optional fraction; the fraction is kept apart so that whole numbers stay exact to 64 bits. */
 static bool parse_number(const char **text, uint64_t *whole_out, double *fraction_out)
 {
@@ -152,29 +154,11 @@ const char *units_format_seconds(uint64_t seconds, char text_out[UNITS_TEXT_BYTE
     return text_out;
 }
 
-size_t units_utf8_length(const unsigned char *text, size_t left)
-{
-    if (left == 0)
-        return 0;
-    unsigned char c = text[0];
-    if (c < 0x80)
-        return 1;
-    size_t len = c >= 0xc2 && c <= 0xdf ? 2 : (c & 0xf0) == 0xe0 ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
-    if (len == 0 || left < len)
-        return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-    if ((c == 0xe0 && text[1] < 0xa0) || (c == 0xed && text[1] > 0x9f) || (c == 0xf0 && text[1] < 0x90) ||
-        (c == 0xf4 && text[1] > 0x8f))
-        return 0;
-    return len;
-}
-
 bool units_is_utf8(const char *text, size_t len)
 {
     for (size_t i = 0; i < len;) {
-        size_t step = units_utf8_length((const unsigned char *)text + i, len - i);
+        uint32_t code;
+        size_t step = utf8_decode(text + i, len - i, &code);
         if (step == 0)
             return false;
         i += step;
@@ -186,16 +170,16 @@ const char *units_printable(const char *text, char *to, size_t size)
 {
     size_t len = strlen(text), out = 0;
     for (size_t i = 0; i < len;) {
-        const unsigned char *p = (const unsigned char *)text + i;
-        size_t step = units_utf8_length(p, len - i);
-        bool is_control = step == 1 ? *p < 0x20 || *p == 0x7f : step == 2 && p[0] == 0xc2 && p[1] < 0xa0;
+        uint32_t code = 0;
+        size_t step = utf8_decode(text + i, len - i, &code);
+        bool is_control = code < 0x20 || (code >= 0x7f && code < 0xa0);
         if (out + (step ? step : 1) + 1 > size)
             break;
         if (step == 0 || is_control) {
             to[out++] = '?';
             i += step ? step : 1;
         } else {
-            memcpy(to + out, p, step);
+            memcpy(to + out, text + i, step);
             out += step;
             i += step;
         }

@@ -28,8 +28,6 @@ const char *units_format_seconds(uint64_t seconds, char text_out[UNITS_TEXT_BYTE
  * Truncates to size. Returns to. */
 const char *units_printable(const char *text, char *to, size_t size);
 
-/* Length of the UTF-8 sequence at text (1..4), 0 if it is malformed, overlong, a surrogate, or left is too short. */
-size_t units_utf8_length(const unsigned char *text, size_t left);
 bool units_is_utf8(const char *text, size_t len);
 
 #endif

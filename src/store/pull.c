@@ -24,7 +24,7 @@ struct news {
     struct source_entry entry; /* VANISHED: name only; MANIFEST: generation only */
 };
 
-int64_t pull_give_up_ms(const struct pull *pull)
+static int64_t give_up_ms(const struct pull *pull)
 {
     return pull->store->progress_timeout_ms + pull->store->lease_ttl_ms;
 }
@@ -177,7 +177,7 @@ out:
     pull_review(pull);
 }
 
-void pull_index_begin(struct pull *pull, struct pull_source *source)
+static void index_begin(struct pull *pull, struct pull_source *source)
 {
     pull->index_op = (struct engine_op){
         .op = SHOAL_OP_READ,
@@ -295,7 +295,7 @@ static void judge(struct pull *pull, int64_t now)
         return;
     }
     pull->sourceless_since_ms = 0;
-    if (now - pull->last_progress_ms >= pull_give_up_ms(pull))
+    if (now - pull->last_progress_ms >= give_up_ms(pull))
         end_without_source(pull);
 }
 
@@ -313,7 +313,7 @@ void pull_review(struct pull *pull)
     if (pull->phase == PULL_INDEX && !pull->is_index_in_flight) {
         LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
             if (source->state == SOURCE_OPEN) {
-                pull_index_begin(pull, source);
+                index_begin(pull, source);
                 break;
             }
         }

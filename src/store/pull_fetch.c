@@ -172,7 +172,7 @@ static struct pull_source *source_of_number(struct pull *pull, uint32_t number)
     return NULL;
 }
 
-void fetch_cancel(struct fetch *fetch)
+static void fetch_cancel(struct fetch *fetch)
 {
     struct pull *pull = fetch->source->pull;
 

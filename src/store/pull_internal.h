@@ -99,8 +99,6 @@ struct pull {
 /* pull.c */
 void pull_end(struct pull *pull, enum shoal_status status, const struct shoal_error *why);
 void pull_review(struct pull *pull); /* what now: after every event */
-void pull_index_begin(struct pull *pull, struct pull_source *source);
-int64_t pull_give_up_ms(const struct pull *pull);
 
 /* pull_source.c */
 struct pull_source *source_find(struct pull *pull, const char *name);
@@ -115,7 +113,6 @@ void source_destroy_all(struct pull *pull);
 
 /* pull_fetch.c */
 void fetch_schedule(struct pull *pull);
-void fetch_cancel(struct fetch *fetch);
-void fetch_cancel_of_source(struct pull_source *source); /* NULL members: all */
+void fetch_cancel_of_source(struct pull_source *source);
 
 #endif

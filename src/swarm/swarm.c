@@ -328,13 +328,6 @@ void swarm_failed(struct swarm *swarm, uint32_t number, uint32_t piece)
     missing_add(swarm, piece);
 }
 
-void swarm_have(struct swarm *swarm, uint32_t piece)
-{
-    missing_remove(swarm, piece);
-    swarm->state[piece] = PIECE_DONE;
-    swarm->done_count++;
-}
-
 static bool is_served_elsewhere(const struct swarm *swarm, uint32_t holder, uint32_t piece, int64_t now_ms)
 {
     for (uint32_t i = 0; i < swarm->source_count; i++) {
@@ -404,16 +397,4 @@ bool swarm_has_candidates(const struct swarm *swarm)
         }
     }
     return false;
-}
-
-uint32_t swarm_find_unavailable(const struct swarm *swarm)
-{
-    for (uint32_t i = 0; i < swarm->missing_count; i++) {
-        bool is_offered = false;
-        for (uint32_t number = 0; number < swarm->source_count && !is_offered; number++)
-            is_offered = source_offers(&swarm->sources[number], swarm->missing[i]);
-        if (!is_offered)
-            return swarm->missing[i];
-    }
-    return SWARM_NONE;
 }

@@ -52,8 +52,6 @@ bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint3
 void swarm_done(struct swarm *swarm, uint32_t source, uint32_t piece, int64_t now_ms);
 /* It did not; it is missing again. */
 void swarm_failed(struct swarm *swarm, uint32_t source, uint32_t piece);
-/* The piece is here already (resume). It must be missing. */
-void swarm_have(struct swarm *swarm, uint32_t piece);
 
 /* A piece in flight that should be canceled because its source stalls and another could serve it now. The source is
  * avoided for a while. The caller cancels and reports swarm_failed, or swarm_done if
@@ -66,7 +64,5 @@ uint32_t swarm_done_count(const struct swarm *swarm);
 bool swarm_is_complete(const struct swarm *swarm);
 /* Whether some source, avoided or not, has some missing piece. */
 bool swarm_has_candidates(const struct swarm *swarm);
-/* Some missing piece that no source offers, SWARM_NONE: none. For messages. */
-uint32_t swarm_find_unavailable(const struct swarm *swarm);
 
 #endif
