@@ -469,6 +469,9 @@ enum shoal_status meta_etcd_open(const char *rest, bool is_tls, struct meta **me
         etcd_close(&etcd->meta);
         return status;
     }
+    for (size_t i = 0, len = 0; i < etcd->endpoint_count && len < sizeof etcd->meta.where; i++)
+        len += (size_t)snprintf(etcd->meta.where + len, sizeof etcd->meta.where - len, "%s%s", i ? "," : "",
+                                etcd->endpoints[i].name);
     /* Nodes spread over the members. */
     etcd->preferred = (size_t)random_below(&etcd->random, etcd->endpoint_count);
     *meta_out = &etcd->meta;

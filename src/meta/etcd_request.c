@@ -274,14 +274,13 @@ static int64_t attempt_time_ms(const struct etcd *etcd, int64_t deadline_ms)
 }
 
 /* The call's own end, with the last failure as its reason. */
-static enum shoal_status end_of_call(const struct call *call, const struct etcd_request *request,
-                                     const struct shoal_error *last, bool has_last, struct shoal_error *error)
+static enum shoal_status end_of_call(const struct etcd *etcd, const struct call *call,
+                                     const struct etcd_request *request, const struct shoal_error *last, bool has_last,
+                                     struct shoal_error *error)
 {
-    char what[64];
     if (has_last)
         return call_check(call, error, last->message);
-    snprintf(what, sizeof what, "metadata %s", request->what);
-    return call_check(call, error, what);
+    return meta_call_check(&etcd->meta, call, request->what, error);
 }
 
 /* Sends with one token until something final happens. ATTEMPT_AUTH: get another token. */
@@ -299,7 +298,7 @@ static enum attempt send_until_final(struct attempt_state *state, struct etcd_ht
 
     for (unsigned round = 0;;) {
         if (cancel_is_triggered(call->cancel) || deadline_is_past(give_up_ms)) {
-            *status_out = end_of_call(call, state->request, &state->error, has_failed, error);
+            *status_out = end_of_call(etcd, call, state->request, &state->error, has_failed, error);
             if (*status_out == SHOAL_OK) /* no deadline, but no patience either */
                 *status_out = error_copy(error, &state->error);
             return ATTEMPT_FINAL;

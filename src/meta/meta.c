@@ -2,6 +2,7 @@
 #include "meta/meta.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,15 @@ void meta_init(struct meta *meta, const struct meta_ops *ops)
 void meta_release(struct meta *meta)
 {
     mutex_release(&meta->lock);
+}
+
+enum shoal_status meta_call_check(const struct meta *meta, const struct call *call, const char *what,
+                                  struct shoal_error *error)
+{
+    char context[sizeof meta->where + 64];
+
+    snprintf(context, sizeof context, "metadata %s: %s", what, meta->where);
+    return call_check(call, error, context);
 }
 
 static void count(atomic_uint_fast64_t *counter, uint64_t value)
@@ -282,7 +292,7 @@ enum shoal_status meta_get(struct meta *meta, struct meta_bytes key, const struc
     assert(call && is_found_out && entry_out);
     enum shoal_status status = check_key(key, error);
     if (status == SHOAL_OK)
-        status = call_check(call, error, "metadata get");
+        status = meta_call_check(meta, call, "get", error);
     if (status == SHOAL_OK)
         status = meta->ops->get(meta, key, call, is_found_out, entry_out, error);
     return finish(meta, status);
@@ -294,7 +304,7 @@ enum shoal_status meta_list(struct meta *meta, struct meta_bytes prefix, size_t 
     assert(call && entries_out);
     enum shoal_status status = check_prefix(prefix, error);
     if (status == SHOAL_OK)
-        status = call_check(call, error, "metadata list");
+        status = meta_call_check(meta, call, "list", error);
     if (status == SHOAL_OK)
         status = meta->ops->list(meta, prefix, limit ? limit : LIST_DEFAULT_LIMIT, call, entries_out, error);
     return finish(meta, status);
@@ -308,7 +318,7 @@ enum shoal_status meta_txn(struct meta *meta, const struct meta_compare *compare
     int64_t revision = 0;
     enum shoal_status status = check_txn(compares, compare_count, ops, op_count, error);
     if (status == SHOAL_OK)
-        status = call_check(call, error, "metadata transaction");
+        status = meta_call_check(meta, call, "transaction", error);
     if (status == SHOAL_OK)
         status = meta->ops->txn(meta, compares, compare_count, ops, op_count, call, is_applied_out, &revision, error);
     if (status == SHOAL_OK && revision_out)
@@ -325,7 +335,7 @@ enum shoal_status meta_lease_grant(struct meta *meta, int64_t ttl_ms, const stru
         status = error_set(error, SHOAL_INVALID_ARGUMENT, 0, "metadata lease of %lld ms: 1 to %lld are allowed",
                            (long long)ttl_ms, (long long)META_LEASE_MAX_MS);
     if (status == SHOAL_OK)
-        status = call_check(call, error, "metadata lease grant");
+        status = meta_call_check(meta, call, "lease grant", error);
     if (status == SHOAL_OK)
         status = meta->ops->lease_grant(meta, ttl_ms, call, lease_out, error);
     return finish(meta, status);
@@ -342,7 +352,7 @@ enum shoal_status meta_lease_keep_alive(struct meta *meta, int64_t lease, const 
     assert(call);
     enum shoal_status status = check_lease(lease, error);
     if (status == SHOAL_OK)
-        status = call_check(call, error, "metadata lease keep-alive");
+        status = meta_call_check(meta, call, "lease keep-alive", error);
     if (status == SHOAL_OK)
         status = meta->ops->lease_keep_alive(meta, lease, call, error);
     return finish(meta, status);
@@ -354,7 +364,7 @@ enum shoal_status meta_lease_revoke(struct meta *meta, int64_t lease, const stru
     assert(call);
     enum shoal_status status = check_lease(lease, error);
     if (status == SHOAL_OK)
-        status = call_check(call, error, "metadata lease revoke");
+        status = meta_call_check(meta, call, "lease revoke", error);
     if (status == SHOAL_OK)
         status = meta->ops->lease_revoke(meta, lease, call, error);
     return finish(meta, status);
@@ -408,7 +418,7 @@ enum shoal_status meta_ping(struct meta *meta, const struct call *call, char *ve
 {
     assert(call && version_out && version_size && rtt_us_out);
     int64_t start_ns = clock_now_ns();
-    enum shoal_status status = call_check(call, error, "metadata ping");
+    enum shoal_status status = meta_call_check(meta, call, "ping", error);
     if (status == SHOAL_OK)
         status = meta->ops->ping(meta, call, version_out, version_size, error);
     if (status == SHOAL_OK)

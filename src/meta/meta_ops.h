@@ -47,6 +47,7 @@ struct meta {
     struct meta_atomic_counters counters;
     struct mutex lock; /* RANK_META; guards watches; nothing is called under it */
     struct list watches;
+    char where[256]; /* for messages: the endpoints or the file; set by the backend's constructor */
 };
 
 /* First member of a backend's watch. */
@@ -61,6 +62,9 @@ enum shoal_status meta_etcd_open(const char *rest, bool is_tls, struct meta **me
 
 void meta_init(struct meta *meta, const struct meta_ops *ops);
 void meta_release(struct meta *meta);
+/* call_check; its message says what was asked and where. */
+enum shoal_status meta_call_check(const struct meta *meta, const struct call *call, const char *what,
+                                  struct shoal_error *error);
 
 enum meta_request_kind {
     META_REQUEST_GET,

@@ -445,6 +445,7 @@ enum shoal_status meta_sqlite_open(const char *rest, struct meta **meta_out, str
     }
     meta_init(&sqlite->meta, &sqlite_ops);
     sqlite->path = path;
+    snprintf(sqlite->meta.where, sizeof sqlite->meta.where, "%s", path);
     mutex_init(&sqlite->lock, RANK_META);
     cond_init(&sqlite->idle);
     sqlite_conn_init(&sqlite->conn, sqlite->path);
