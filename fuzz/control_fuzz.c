@@ -2,8 +2,10 @@
 /* Control frames and their bodies come from any peer. */
 #include "fuzz.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "store/status.h"
 #include "wire/control.pb-c.h"
 #include "wire/rpc_frame.h"
 
@@ -15,6 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     Shoal__Wire__OpenResponse *open_response;
     Shoal__Wire__SyncRequest *sync_request;
     Shoal__Wire__SyncResponse *sync_response;
+    Shoal__Wire__StatusRequest *status_request;
+    struct shoal_source_status status = {.receivers = NULL};
 
     if (size >= RPC_FRAME_HEADER_BYTES && rpc_frame_decode(data, RPC_REQUEST_MAX_BYTES, &frame) == SHOAL_OK) {
         rpc_frame_encode(&frame, again);
@@ -31,5 +35,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         shoal__wire__sync_request__free_unpacked(sync_request, NULL);
     if ((sync_response = shoal__wire__sync_response__unpack(NULL, size, data)))
         shoal__wire__sync_response__free_unpacked(sync_response, NULL);
+    if ((status_request = shoal__wire__status_request__unpack(NULL, size, data)))
+        shoal__wire__status_request__free_unpacked(status_request, NULL);
+    if (status_decode(&status, 300, 2, data, size, NULL) == SHOAL_OK) {
+        FUZZ_REQUIRE(status.receiver_count <= 2 && status.pieces_have <= status.pieces_total);
+        for (size_t i = 0; i < status.receiver_count; i++)
+            FUZZ_REQUIRE(memchr(status.receivers[i].name, 0, sizeof status.receivers[i].name));
+        free(status.receivers);
+    }
     return 0;
 }

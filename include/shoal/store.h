@@ -196,12 +196,64 @@ struct shoal_served_info {
     uint64_t pieces_have;
     uint64_t pieces_total;
     uint64_t bytes_served; /* bytes of pieces that receivers reported as taken from this node */
-    uint32_t receivers;    /* receivers connected to this payload now */
+    uint32_t receivers;    /* receivers that take from here now */
 };
 
 /* Snapshot of what this node serves; release with free(). Never blocks on the network. NO_MEMORY. */
 SHOAL_API enum shoal_status shoal_store_served(struct shoal_store *store, struct shoal_served_info **infos_out,
                                                size_t *count_out, struct shoal_error *error);
+
+enum shoal_receiver_state {
+    SHOAL_RECEIVER_TAKING = 0, /* is connected and takes pieces */
+    SHOAL_RECEIVER_DONE = 1,   /* has left with all pieces */
+    SHOAL_RECEIVER_LEFT = 2,   /* has left, was lost or is silent; takes elsewhere, gave up or died */
+};
+
+/* A node that takes, or has taken, pieces of a payload from a source; all as it reports itself to that source. */
+struct shoal_receiver_info {
+    char name[320]; /* server name */
+    enum shoal_receiver_state state;
+    uint32_t pieces_have; /* verified pieces that it has, from all its sources */
+    uint64_t bytes;       /* taken from this source, in all its pulls */
+    uint64_t silent_ms;   /* since it was heard last; those that take are heard every few seconds */
+};
+
+/* Who takes a payload from this node: the receivers that take now, then those that have left, the last one first.
+ * Remembered are 4096 per payload, beyond that those that left first are forgotten. infos_out: array of *count_out; may
+ * be NULL when empty; release with free(). Never blocks on the network. INVALID_ARGUMENT; PAYLOAD_NOT_OPENED: this node
+ * does not serve it; NO_MEMORY. */
+SHOAL_API enum shoal_status shoal_store_receivers(struct shoal_store *store, const char *name,
+                                                  struct shoal_receiver_info **infos_out, size_t *count_out,
+                                                  struct shoal_error *error);
+
+#define SHOAL_STATUS_RECEIVERS_MAX 256 /* receivers that a source lists in one answer */
+
+/* One source of a payload, as it answered when it was asked. */
+struct shoal_source_status {
+    struct shoal_source_info source; /* as the metadata service lists it; all else is 0 unless error.status is OK */
+    struct shoal_error error;        /* status OK: it answered; else why it did not */
+    uint32_t is_starving;            /* it lacks pieces, and none of the sources it knows has them */
+    uint64_t pieces_have, pieces_total;
+    uint64_t bytes_served;                 /* taken from it, as its receivers report */
+    uint32_t receivers_now;                /* receivers that take from it */
+    uint32_t receivers_known;              /* the same and those that have left, as far as it remembers them */
+    struct shoal_receiver_info *receivers; /* those that take come first; may be NULL when empty */
+    size_t receiver_count;                 /* entries in receivers */
+};
+
+/* Asks all live sources of a payload at once (a bounded number at a time) what they have and who takes it. generation
+ * 0: the current one. max_receivers: how many each may list, 0: none, at most SHOAL_STATUS_RECEIVERS_MAX are. A source
+ * that does not answer within 3 s, or not by the deadline, is an entry with its error, never an error of the call.
+ * infos_out: array of *count_out in the order of names, to be released with shoal_source_statuses_free; may be NULL
+ * when empty. PAYLOAD_NOT_FOUND, REPLACED, METADATA, TIMED_OUT (before the sources were known), CANCELED, NO_MEMORY,
+ * INVALID_ARGUMENT. Default 10 s. */
+SHOAL_API enum shoal_status shoal_store_source_status(struct shoal_store *store, const char *name, uint64_t generation,
+                                                      uint32_t max_receivers, const struct shoal_call *call,
+                                                      struct shoal_source_status **infos_out, size_t *count_out,
+                                                      struct shoal_error *error);
+
+/* NULL is allowed. */
+SHOAL_API void shoal_source_statuses_free(struct shoal_source_status *infos, size_t count);
 
 /* Counters as Prometheus text (version 0.0.4), NUL-terminated; release with free(). NULL: out of memory. */
 SHOAL_API char *shoal_store_metrics(struct shoal_store *store);

@@ -245,22 +245,12 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
 static enum shoal_status find_payload(struct shoal_store *store, const char *name, uint64_t generation,
                                       const struct call *call, struct payload_record *record, struct shoal_error *error)
 {
-    enum shoal_status status = publish_read(store, name, call, record, error);
+    enum shoal_status status = publish_find(store, name, generation, call, record, error);
 
-    if (status)
+    if (status || record->source_count)
         return status;
-    if (!record->has_manifest)
-        status = error_set(error, SHOAL_PAYLOAD_NOT_FOUND, 0, "no payload '%s' in the metadata service", name);
-    else if (record->manifest_status)
-        status = error_set(error, SHOAL_METADATA, 0, "payload '%s': its manifest cannot be read", name);
-    else if (generation && record->manifest.generation != generation)
-        status = error_set(error, SHOAL_REPLACED, 0, "payload '%s' is generation %016" PRIx64 " now, not %016" PRIx64,
-                           name, record->manifest.generation, generation);
-    else if (!record->source_count)
-        status = error_set(error, SHOAL_NO_SOURCE, 0, "payload '%s' has no live source", name);
-    if (status)
-        payload_record_release(record);
-    return status;
+    payload_record_release(record);
+    return error_set(error, SHOAL_NO_SOURCE, 0, "payload '%s' has no live source", name);
 }
 
 static enum shoal_status check_get_options(const struct shoal_get_options *given, struct shoal_get_options *options_out,

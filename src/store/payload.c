@@ -89,6 +89,7 @@ void payload_unref(struct payload *payload)
     free(payload->index);
     free(payload->regions);
     free(payload->name);
+    receivers_release(&payload->receivers);
     free(payload);
 }
 
@@ -109,7 +110,7 @@ enum shoal_status payload_open(struct shoal_store *store, const char *name, cons
     payload->is_gold = is_gold;
     buf_init(&payload->manifest, MANIFEST_MAX_BYTES);
     list_init(&payload->waiters);
-    list_init(&payload->receivers);
+    receivers_init(&payload->receivers);
     payload->name = strdup(name);
     payload->regions = calloc(region_count, sizeof *payload->regions);
     if (!payload->name || !payload->regions) {

@@ -158,6 +158,28 @@ out:
     return status;
 }
 
+enum shoal_status publish_find(struct shoal_store *store, const char *name, uint64_t generation,
+                               const struct call *call, struct payload_record *record_out, struct shoal_error *error)
+{
+    struct payload_record record;
+    enum shoal_status status = publish_read(store, name, call, &record, error);
+
+    if (status)
+        return status;
+    if (!record.has_manifest)
+        status = error_set(error, SHOAL_PAYLOAD_NOT_FOUND, 0, "no payload '%s' in the metadata service", name);
+    else if (record.manifest_status)
+        status = error_set(error, SHOAL_METADATA, 0, "payload '%s': its manifest cannot be read", name);
+    else if (generation && record.manifest.generation != generation)
+        status = error_set(error, SHOAL_REPLACED, 0, "payload '%s' is generation %016" PRIx64 " now, not %016" PRIx64,
+                           name, record.manifest.generation, generation);
+    if (status)
+        payload_record_release(&record);
+    else
+        *record_out = record;
+    return status;
+}
+
 static enum shoal_status wait_for_lease(struct shoal_store *store, const struct call *call, int64_t *lease_out,
                                         struct shoal_error *error)
 {

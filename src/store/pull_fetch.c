@@ -67,6 +67,7 @@ static void accept_piece(struct fetch *fetch)
     source->failures_in_row = 0;
     source->stats.bytes += fetch->len;
     pull->done_bytes += fetch->len;
+    pull->done_pieces++;
     atomic_fetch_add_explicit(&pull->store->counters.pieces_verified, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&pull->store->counters.bytes_pulled, fetch->len, memory_order_relaxed);
     swarm_done(pull->swarm, source->number, fetch->piece, pull->last_progress_ms);

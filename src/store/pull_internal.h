@@ -90,6 +90,7 @@ struct pull {
     struct digest_stream *stream; /* owned: pieces that lie in several regions */
     int64_t started_ms, last_progress_ms, sourceless_since_ms, last_fed_ms, next_stall_check_ms;
     uint64_t done_bytes;
+    uint32_t done_pieces;
     uint64_t manifest_generation; /* as last heard; 0: gone */
     bool is_bad_seen;             /* some source served wrong bytes */
     bool is_in_schedule, is_stopping;

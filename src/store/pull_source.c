@@ -174,6 +174,7 @@ static enum shoal_status send_sync(struct pull_source *source, bool is_last)
     request.wait_ms = SYNC_WAIT_MS;
     request.taken_bytes = source->stats.bytes;
     request.is_last = is_last;
+    request.pieces_have = pull->done_pieces;
     len = shoal__wire__sync_request__get_packed_size(&request);
     if (len > sizeof body || shoal__wire__sync_request__pack(&request, body) != len)
         return SHOAL_INTERNAL;

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "store/status.h"
 #include "store/store_internal.h"
 #include "wire/control.pb-c.h"
 
@@ -17,8 +18,6 @@
 #define NEWS_BATCH 64u   /* pieces that are sent at once */
 #define NEWS_MAX 65536u  /* pieces in one answer */
 #define SYNC_WAIT_MAX_MS 30000
-#define RECEIVERS_MAX 4096u
-#define RECEIVER_SILENCE_MS 15000 /* no sync for so long: gone */
 
 struct waiter {
     struct list_node node;
@@ -28,26 +27,28 @@ struct waiter {
     int64_t until_ms;
 };
 
-/* A peer that takes pieces from here, as it reports itself. */
-struct receiver {
-    struct list_node node;
-    char name[320];
-    uint64_t bytes;
-    int64_t seen_ms;
-};
-
-struct payload *serve_find(struct shoal_store *store, const char *name, uint64_t generation)
+struct payload *serve_find_any(struct shoal_store *store, const char *name)
 {
     struct payload *payload;
 
     mutex_lock(&store->mutex);
     payload = map_get_str(&store->catalog, name);
-    if (payload && (!payload->is_serving || payload->generation != generation))
+    if (payload && !payload->is_serving)
         payload = NULL;
     if (payload)
         payload_ref(payload);
     mutex_unlock(&store->mutex);
     return payload;
+}
+
+struct payload *serve_find(struct shoal_store *store, const char *name, uint64_t generation)
+{
+    struct payload *payload = serve_find_any(store, name);
+
+    if (!payload || payload->generation == generation)
+        return payload;
+    payload_unref(payload);
+    return NULL;
 }
 
 static void on_open(void *arg, struct rpc_request *request)
@@ -169,43 +170,20 @@ static void on_waiter_abort(struct rpc_request *request)
 {
     struct waiter *waiter = request->arg;
 
+    receivers_lost(&waiter->payload->receivers, request->peer);
     list_remove(&waiter->node);
     free(waiter);
 }
 
-static void note_receiver(struct payload *payload, const char *peer, uint64_t taken_bytes, bool is_last)
+static void note_receiver(struct payload *payload, const char *peer, const Shoal__Wire__SyncRequest *message)
 {
-    struct receiver *found = NULL;
-    int64_t now = clock_now_ms();
+    const struct receiver_report report = {.name = peer,
+                                           .taken_bytes = message->taken_bytes,
+                                           .pieces_have = message->pieces_have,
+                                           .is_last = message->is_last};
 
-    LIST_FOR_EACH_SAFE (receiver, &payload->receivers, struct receiver, node) {
-        if (strcmp(receiver->name, peer) == 0) {
-            found = receiver;
-        } else if (now - receiver->seen_ms > RECEIVER_SILENCE_MS) {
-            list_remove(&receiver->node);
-            payload->receiver_count--;
-            free(receiver);
-        }
-    }
-    if (!found) {
-        if (payload->receiver_count >= RECEIVERS_MAX || !(found = calloc(1, sizeof *found)))
-            return; /* only the display suffers */
-        snprintf(found->name, sizeof found->name, "%s", peer);
-        list_push_back(&payload->receivers, &found->node);
-        payload->receiver_count++;
-    }
-    found->seen_ms = now;
-    if (taken_bytes > found->bytes) {
-        payload->bytes_served += taken_bytes - found->bytes;
-        atomic_fetch_add_explicit(&payload->store->counters.bytes_served, taken_bytes - found->bytes,
-                                  memory_order_relaxed);
-    }
-    found->bytes = taken_bytes; /* smaller: it pulls again */
-    if (is_last) {
-        list_remove(&found->node);
-        payload->receiver_count--;
-        free(found);
-    }
+    atomic_fetch_add_explicit(&payload->store->counters.bytes_served,
+                              receivers_report(&payload->receivers, &report, clock_now_ms()), memory_order_relaxed);
 }
 
 static void on_sync(void *arg, struct rpc_request *request)
@@ -225,7 +203,7 @@ static void on_sync(void *arg, struct rpc_request *request)
         rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here any more", NULL, 0);
         goto out;
     }
-    note_receiver(payload, request->peer, message->taken_bytes, message->is_last);
+    note_receiver(payload, request->peer, message);
     if (message->is_last) {
         rpc_reply(request, SHOAL_OK, NULL, NULL, 0);
         goto out;
@@ -260,6 +238,7 @@ void serve_install(struct shoal_store *store)
 {
     rpc_set_handler(store->rpc, STORE_METHOD_OPEN, on_open, store);
     rpc_set_handler(store->rpc, STORE_METHOD_SYNC, on_sync, store);
+    rpc_set_handler(store->rpc, STORE_METHOD_STATUS, status_on_request, store);
 }
 
 void serve_starving(struct payload *payload, bool is_starving)
@@ -321,6 +300,7 @@ enum shoal_status serve_start(struct payload *payload, struct shoal_error *error
             return error_no_memory(error);
     }
     payload->is_complete = payload->is_gold || payload->layout.piece_count == 0;
+    receivers_set_payload(&payload->receivers, payload->layout.piece_count, payload->layout.total_size);
     loop_call(engine_loop(payload->store->engine), start_on_loop, &args);
     if (args.status)
         return args.status;
@@ -341,9 +321,7 @@ static void stop_on_loop(void *arg)
         list_remove(&waiter->node);
         free(waiter);
     }
-    while ((node = list_pop_front(&payload->receivers)))
-        free(container_of(node, struct receiver, node));
-    payload->receiver_count = 0;
+    receivers_release(&payload->receivers);
     if (payload->has_waiter_timer)
         loop_timer_release(&payload->waiter_timer);
     payload->has_waiter_timer = false;
@@ -357,6 +335,11 @@ void serve_stop(struct payload *payload)
     loop_call(engine_loop(payload->store->engine), stop_on_loop, payload);
 }
 
+uint32_t serve_pieces_have(const struct payload *payload)
+{
+    return payload->is_complete ? payload->layout.piece_count : payload->have_count;
+}
+
 struct describe_args {
     struct payload *payload;
     struct shoal_served_info *info;
@@ -365,14 +348,13 @@ struct describe_args {
 static void describe_on_loop(void *arg)
 {
     struct describe_args *args = arg;
-    int64_t now = clock_now_ms();
+    struct payload *payload = args->payload;
 
-    args->info->pieces_have =
-        args->payload->is_complete ? args->payload->layout.piece_count : args->payload->have_count;
-    args->info->pieces_total = args->payload->layout.piece_count;
-    args->info->bytes_served = args->payload->bytes_served;
-    LIST_FOR_EACH (receiver, &args->payload->receivers, struct receiver, node)
-        args->info->receivers += now - receiver->seen_ms <= RECEIVER_SILENCE_MS;
+    receivers_age(&payload->receivers, clock_now_ms());
+    args->info->pieces_have = serve_pieces_have(payload);
+    args->info->pieces_total = payload->layout.piece_count;
+    args->info->bytes_served = payload->receivers.bytes_served;
+    args->info->receivers = payload->receivers.taking_count;
 }
 
 void serve_describe(struct payload *payload, struct shoal_served_info *info_out)

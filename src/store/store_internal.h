@@ -20,8 +20,9 @@
 #include "store/index.h"
 #include "store/layout.h"
 #include "store/manifest.h"
+#include "store/receivers.h"
 
-enum store_method { STORE_METHOD_OPEN = 1, STORE_METHOD_SYNC = 2 };
+enum store_method { STORE_METHOD_OPEN = 1, STORE_METHOD_SYNC = 2, STORE_METHOD_STATUS = 3 };
 
 struct store_counters {
     atomic_uint_fast64_t registers, gets, gets_failed, pieces_verified, pieces_bad, bytes_pulled, bytes_served,
@@ -101,9 +102,7 @@ struct payload {
     struct list waiters; /* struct waiter in serve.c */
     struct loop_timer waiter_timer;
     bool has_waiter_timer;
-    struct list receivers; /* struct receiver in serve.c */
-    unsigned receiver_count;
-    uint64_t bytes_served;
+    struct receivers receivers;
 };
 
 /* Makes an entry in state OPENING and puts it into the catalog. PAYLOAD_OPENED, INVALID_ARGUMENT (regions), NO_MEMORY.
@@ -135,11 +134,14 @@ enum shoal_status store_check_name(const char *name, struct shoal_error *error);
 
 /* The payload, if this node serves that generation of it; a reference. NULL: it does not. Any thread. */
 struct payload *serve_find(struct shoal_store *store, const char *name, uint64_t generation);
+/* The same, whatever the generation. */
+struct payload *serve_find_any(struct shoal_store *store, const char *name);
 void serve_install(struct shoal_store *store);                                     /* any thread, once */
 enum shoal_status serve_start(struct payload *payload, struct shoal_error *error); /* not on the loop */
 void serve_stop(struct payload *payload);                                          /* not on the loop */
 void serve_piece_verified(struct payload *payload, uint32_t piece);
 void serve_starving(struct payload *payload, bool is_starving);
+uint32_t serve_pieces_have(const struct payload *payload);
 /* One payload as shoal_served_info, through the loop. Not on the loop. */
 void serve_describe(struct payload *payload, struct shoal_served_info *info_out);
 
@@ -158,6 +160,10 @@ struct payload_record {
 void payload_record_release(struct payload_record *record);
 enum shoal_status publish_read(struct shoal_store *store, const char *name, const struct call *call,
                                struct payload_record *record_out, struct shoal_error *error);
+/* The same of a payload that there is, in that generation (0: any). PAYLOAD_NOT_FOUND, METADATA: its manifest cannot be
+ * read; REPLACED. It may have no source. */
+enum shoal_status publish_find(struct shoal_store *store, const char *name, uint64_t generation,
+                               const struct call *call, struct payload_record *record_out, struct shoal_error *error);
 /* Key prefix of everything under a name, with '/' at its end. NULL: out of memory. */
 char *publish_prefix(struct shoal_store *store, const char *name);
 

@@ -458,6 +458,57 @@ static enum shoal_status run_served(struct command *command, json_t *reply, stru
     return SHOAL_OK;
 }
 
+static json_t *receivers_to_json(const struct shoal_receiver_info *infos, size_t count)
+{
+    static const char *const states[] = {"taking", "done", "left"};
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", infos[i].name, "state",
+                                        states[infos[i].state], "bytes", (json_int_t)infos[i].bytes, "have",
+                                        (json_int_t)infos[i].pieces_have, "silent_ms", (json_int_t)infos[i].silent_ms));
+    return list;
+}
+
+static enum shoal_status run_receivers(struct command *command, json_t *reply, struct shoal_error *error)
+{
+    struct shoal_receiver_info *infos = NULL;
+    size_t count = 0;
+    enum shoal_status status =
+        shoal_store_receivers(store_of(command), command_text(command, "payload", ""), &infos, &count, error);
+    if (status != SHOAL_OK)
+        return status;
+    json_object_set_new(reply, "receivers", receivers_to_json(infos, count));
+    free(infos);
+    return SHOAL_OK;
+}
+
+static enum shoal_status run_source_status(struct command *command, json_t *reply, struct shoal_error *error)
+{
+    struct shoal_call call = call_of(command);
+    struct shoal_source_status *infos = NULL;
+    size_t count = 0;
+    enum shoal_status status = shoal_store_source_status(
+        store_of(command), command_text(command, "payload", ""), command_number(command, "generation", 0),
+        (uint32_t)command_number(command, "max_receivers", 0), &call, &infos, &count, error);
+    if (status != SHOAL_OK)
+        return status;
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++) {
+        const struct shoal_source_status *info = &infos[i];
+        json_array_append_new(
+            list, json_pack("{s:s, s:b, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "name", info->source.name, "gold",
+                            (int)info->source.is_gold, "status", shoal_status_name(info->error.status), "message",
+                            info->error.status ? info->error.message : "", "have", (json_int_t)info->pieces_have,
+                            "pieces", (json_int_t)info->pieces_total, "bytes", (json_int_t)info->bytes_served, "now",
+                            (json_int_t)info->receivers_now, "known", (json_int_t)info->receivers_known, "receivers",
+                            receivers_to_json(info->receivers, info->receiver_count)));
+    }
+    json_object_set_new(reply, "sources", list);
+    shoal_source_statuses_free(infos, count);
+    return SHOAL_OK;
+}
+
 static enum shoal_status run_metrics(struct command *command, json_t *reply, struct shoal_error *error)
 {
     char *text = shoal_store_metrics(store_of(command));
@@ -536,6 +587,8 @@ const struct command_verb command_verbs[] = {
     {"stat", true, run_stat},
     {"index", true, run_index},
     {"served", false, run_served},
+    {"receivers", false, run_receivers},
+    {"source_status", true, run_source_status},
     {"metrics", false, run_metrics},
     {"buf", false, run_buf},
     {"fill", false, run_fill},
