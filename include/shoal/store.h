@@ -82,6 +82,10 @@ struct shoal_progress {
     uint64_t elapsed_ms;
     uint32_t source_count;                    /* entries in sources */
     const struct shoal_source_stats *sources; /* get_replica only; valid during the callback */
+    /* get_replica with reuse or previous only */
+    uint64_t reused_bytes;  /* of done_bytes: were there already */
+    uint64_t checked_bytes; /* compared so far with what was there; total_bytes when that is over */
+    uint32_t is_checking;   /* what is there is being compared; nothing is pulled yet */
 };
 
 /* Called from the thread that made the call, about every interval and once at the end. */
@@ -132,6 +136,14 @@ struct shoal_get_options {
     shoal_progress_fn progress; /* may be NULL */
     void *progress_arg;
     int64_t progress_interval_ms; /* 0: 200 */
+    /* The regions may hold some of the payload already (an earlier get_replica was interrupted): pieces whose digest
+     * matches, also with no_verify, are kept and not pulled. */
+    int reuse;
+    /* NULL, or count regions: memory that may hold what the region of the same number shall hold, from its start on
+     * (another generation). Pieces whose digest matches there are copied instead of pulled. Only read; it may change or
+     * be shorter or longer than its region, and must not overlap the regions. When none of 16 pieces taken from all
+     * over one of them matches, the rest of it is not looked at. */
+    const struct shoal_region *previous;
 };
 
 /* Fills the regions, in order, with exactly the bytes of one generation of the payload, each piece verified, and makes

@@ -153,6 +153,32 @@ static void wait_for(struct pull *pull, const char *name, enum pull_phase phase,
 
 /* --- get_replica --- */
 
+struct ticker {
+    struct reporter *reporter;
+    struct pull *pull;
+};
+
+static void tick(void *arg)
+{
+    struct ticker *ticker = arg;
+
+    if (clock_now_ms() >= ticker->reporter->next_ms)
+        report(ticker->reporter, ticker->pull);
+}
+
+/* What is here already counts before anything is asked of anybody. */
+static void reuse(struct pull *pull, const char *name, const struct call *call, struct reporter *reporter)
+{
+    struct ticker ticker = {.reporter = reporter, .pull = pull};
+    struct shoal_error error;
+
+    wait_for(pull, name, PULL_PIECES, call, reporter);
+    if (pull_reuse(pull, call, reporter->fn ? tick : NULL, &ticker, &error)) {
+        error_prefix(&error, "payload '%s'", name);
+        pull_stop(pull, error.status, &error, NULL);
+    }
+}
+
 /* Everything that peers need in order to read from here. On error nothing is left to undo but payload_close. */
 static enum shoal_status become_source(struct payload *payload, struct pull *pull, const struct manifest *manifest,
                                        struct shoal_error *error)
@@ -200,7 +226,11 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
                                  .manifest = &record->manifest,
                                  .local = &payload->spans,
                                  .no_verify = options->no_verify,
-                                 .max_sources = options->max_sources ? options->max_sources : MAX_SOURCES_DEFAULT};
+                                 .max_sources = options->max_sources ? options->max_sources : MAX_SOURCES_DEFAULT,
+                                 .reuse = options->reuse,
+                                 .previous = options->previous,
+                                 .regions = payload->regions,
+                                 .region_count = payload->region_count};
     struct reporter reporter = {.fn = options->progress,
                                 .arg = options->progress_arg,
                                 .interval_ms = options->progress_interval_ms ? options->progress_interval_ms
@@ -216,6 +246,8 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
     cancel_hook_add(call->cancel, &hook, wake_pull, pull);
     pull_start(pull, record->sources, record->source_count);
     follow_begin(&follower, store, pull, payload->name, record->revision);
+    if (config.reuse || config.previous)
+        reuse(pull, payload->name, call, &reporter);
     /* A node without a piece is no source: announced, such receivers would keep alive a payload that nobody has. */
     wait_for(pull, payload->name, PULL_GROWING, call, &reporter);
     if (payload->is_shared && pull_wait(pull, PULL_GROWING, 0) < PULL_ENDING) {

@@ -326,6 +326,12 @@ void pull_review(struct pull *pull)
         return;
     }
     connect_more(pull, now);
+    if (pull->phase >= PULL_PIECES && pull->is_checking) {
+        /* Whether anything is missing, and whether anybody has it, is not known yet. */
+        pull->last_progress_ms = pull->last_fed_ms = now;
+        pull->is_in_schedule = false;
+        return;
+    }
     if (pull->phase >= PULL_PIECES)
         fetch_schedule(pull);
     pull->is_in_schedule = false;
@@ -461,6 +467,11 @@ enum shoal_status pull_create(const struct pull_config *config, struct pull **pu
     pull->local = config->local;
     pull->no_verify = config->no_verify;
     pull->max_sources = config->max_sources;
+    pull->reuse = config->reuse;
+    pull->previous = config->previous;
+    pull->regions = config->regions;
+    pull->region_count = config->region_count;
+    pull->is_checking = config->reuse || config->previous;
     pull->manifest_generation = config->manifest->generation;
     pull->index_data = malloc(config->manifest->index_len);
     if (!pull->index_data) {
@@ -645,6 +656,13 @@ static void progress_on_loop(void *arg)
 
     args->progress->total_bytes = pull->manifest->total_size;
     args->progress->done_bytes = pull->done_bytes;
+    args->progress->reused_bytes = pull->reused_bytes;
+    args->progress->checked_bytes = atomic_load_explicit(&pull->checked_bytes, memory_order_relaxed);
+    if (pull->is_checking && pull->phase == PULL_PIECES) {
+        args->progress->is_checking = true;
+        args->progress->done_bytes = atomic_load_explicit(&pull->matched_bytes, memory_order_relaxed);
+        args->progress->reused_bytes = args->progress->done_bytes;
+    }
     args->progress->elapsed_ms = (uint64_t)(clock_now_ms() - pull->started_ms);
     LIST_FOR_EACH (source, &pull->sources, struct pull_source, node)
         count++;

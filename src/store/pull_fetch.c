@@ -42,20 +42,20 @@ static void submit_part(struct fetch *fetch, struct engine_op *op)
     engine_submit(pull->store->engine, op);
 }
 
-static struct digest digest_piece(struct pull *pull, uint64_t offset, uint64_t len)
+struct digest fetch_digest(const struct pull *pull, struct digest_stream *stream, uint64_t offset, uint64_t len)
 {
     const struct span *span = span_map_find(pull->local, offset);
     uint64_t skip = offset - span->start;
 
     if (span->len - skip >= len)
         return digest_of((const void *)(uintptr_t)(span->addr + skip), len);
-    digest_stream_reset(pull->stream);
+    digest_stream_reset(stream);
     for (uint64_t left = len; left; span++, skip = 0) {
         uint64_t part = span->len - skip < left ? span->len - skip : left;
-        digest_stream_update(pull->stream, (const void *)(uintptr_t)(span->addr + skip), part);
+        digest_stream_update(stream, (const void *)(uintptr_t)(span->addr + skip), part);
         left -= part;
     }
-    return digest_stream_final(pull->stream);
+    return digest_stream_final(stream);
 }
 
 static void accept_piece(struct fetch *fetch)
@@ -111,7 +111,7 @@ static void finish(struct fetch *fetch)
     } else if (pull->no_verify) {
         accept_piece(fetch);
     } else {
-        got = digest_piece(pull, fetch->offset, fetch->len);
+        got = fetch_digest(pull, pull->stream, fetch->offset, fetch->len);
         if (digest_is_equal(&got, &wanted))
             accept_piece(fetch);
         else

@@ -4,6 +4,8 @@
 #ifndef SHOAL_STORE_PULL_INTERNAL_H
 #define SHOAL_STORE_PULL_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "base/random.h"
 #include "store/pull.h"
 #include "swarm/swarm.h"
@@ -60,7 +62,11 @@ struct pull {
     const struct span_map *local; /* NULL: index only */
     bool no_verify;
     uint32_t max_sources;
+    bool reuse;
+    const struct shoal_region *previous, *regions;
+    size_t region_count;
     struct random random;
+    atomic_uint_fast64_t checked_bytes, matched_bytes; /* of pull_reuse, for display */
 
     /* shared with the calling thread */
     struct mutex mutex; /* RANK_PAYLOAD: guards phase, is_woken, result, error, news */
@@ -89,8 +95,9 @@ struct pull {
     struct list fetches;
     struct digest_stream *stream; /* owned: pieces that lie in several regions */
     int64_t started_ms, last_progress_ms, sourceless_since_ms, last_fed_ms, next_stall_check_ms;
-    uint64_t done_bytes;
+    uint64_t done_bytes, reused_bytes;
     uint32_t done_pieces;
+    bool is_checking;             /* what is here already is not known yet: nothing is fetched */
     uint64_t manifest_generation; /* as last heard; 0: gone */
     bool is_bad_seen;             /* some source served wrong bytes */
     bool is_in_schedule, is_stopping;
@@ -113,6 +120,8 @@ void source_close_all(struct pull *pull);
 void source_destroy_all(struct pull *pull);
 
 /* pull_fetch.c */
+/* Of a piece as it lies in local memory. Any thread; stream: for pieces that lie in several regions. */
+struct digest fetch_digest(const struct pull *pull, struct digest_stream *stream, uint64_t offset, uint64_t len);
 void fetch_schedule(struct pull *pull);
 void fetch_cancel_of_source(struct pull_source *source);
 

@@ -291,6 +291,7 @@ char *shoal_store_metrics(struct shoal_store *store)
         {"pieces_verified_total", "Pieces pulled and verified", &store->counters.pieces_verified},
         {"pieces_bad_total", "Pieces that did not match their digest", &store->counters.pieces_bad},
         {"pulled_bytes_total", "Verified payload bytes pulled", &store->counters.bytes_pulled},
+        {"reused_bytes_total", "Payload bytes that were here already, verified", &store->counters.bytes_reused},
         {"served_bytes_total", "Payload bytes that receivers report as taken from here", &store->counters.bytes_served},
         {"source_failures_total", "Times a source was left", &store->counters.source_failures},
         {"publish_retries_total", "Metadata transactions repeated after a lost race", &store->counters.publish_retries},

@@ -26,7 +26,7 @@ enum store_method { STORE_METHOD_OPEN = 1, STORE_METHOD_SYNC = 2, STORE_METHOD_S
 
 struct store_counters {
     atomic_uint_fast64_t registers, gets, gets_failed, pieces_verified, pieces_bad, bytes_pulled, bytes_served,
-        source_failures, publish_retries, republished, unverified_gets;
+        source_failures, publish_retries, republished, unverified_gets, bytes_reused;
 };
 
 struct shoal_store {

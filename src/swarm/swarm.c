@@ -282,6 +282,15 @@ static bool start(struct swarm *swarm, uint32_t number, uint32_t piece, int64_t 
     return true;
 }
 
+void swarm_have(struct swarm *swarm, uint32_t piece)
+{
+    if (piece >= swarm->config.piece_count || swarm->state[piece] != PIECE_MISSING)
+        return;
+    missing_remove(swarm, piece);
+    swarm->state[piece] = PIECE_DONE;
+    swarm->done_count++;
+}
+
 bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out)
 {
     for (int gold = 0; gold < 2 && swarm->missing_count; gold++) {

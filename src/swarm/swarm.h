@@ -46,6 +46,9 @@ void swarm_source_lacks(struct swarm *swarm, uint32_t source, uint32_t piece);
 /* Nothing is asked of it before until_ms. */
 void swarm_source_avoid(struct swarm *swarm, uint32_t source, int64_t until_ms);
 
+/* The piece is here already, from no source. Only a missing piece becomes done. */
+void swarm_have(struct swarm *swarm, uint32_t piece);
+
 /* Next piece to request, now in flight. false: nothing to do until something is reported or time passes. */
 bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out);
 /* The piece arrived and is verified. */

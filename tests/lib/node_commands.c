@@ -43,9 +43,8 @@ static struct shoal_store *store_of(const struct command *command)
     return store;
 }
 
-static struct buffer *buffer_of(const struct command *command)
+static struct buffer *buffer_named(const char *name)
 {
-    const char *name = command_text(command, "buf", "");
     struct buffer *found = NULL;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < MAX_BUFFERS && !found; i++)
@@ -53,6 +52,11 @@ static struct buffer *buffer_of(const struct command *command)
             found = buffers[i];
     pthread_mutex_unlock(&lock);
     return found;
+}
+
+static struct buffer *buffer_of(const struct command *command)
+{
+    return buffer_named(command_text(command, "buf", ""));
 }
 
 static struct shoal_call call_of(const struct command *command)
@@ -271,9 +275,10 @@ static void on_progress(void *arg, const struct shoal_progress *progress)
                                                  "failures", (json_int_t)source->failures));
     }
     json_decref(into->last);
-    into->last =
-        json_pack("{s:I, s:I, s:I, s:o}", "progress", (json_int_t)into->id, "done", (json_int_t)progress->done_bytes,
-                  "total", (json_int_t)progress->total_bytes, "sources", sources);
+    into->last = json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "progress", (json_int_t)into->id, "done",
+                           (json_int_t)progress->done_bytes, "total", (json_int_t)progress->total_bytes, "reused",
+                           (json_int_t)progress->reused_bytes, "checked", (json_int_t)progress->checked_bytes,
+                           "sources", sources);
     if (into->is_printed)
         node_print(json_incref(into->last));
 }
@@ -283,6 +288,7 @@ static void progress_finish(struct progress *progress, json_t *reply)
 {
     if (progress->last) {
         json_object_set(reply, "done", json_object_get(progress->last, "done"));
+        json_object_set(reply, "reused", json_object_get(progress->last, "reused"));
         json_object_set(reply, "sources", json_object_get(progress->last, "sources"));
     }
     json_decref(progress->last);
@@ -319,8 +325,11 @@ static enum shoal_status run_get(struct command *command, json_t *reply, struct 
 {
     struct buffer *buffer = buffer_of(command);
     struct progress progress = {.id = command->id, .is_printed = command_text(command, "progress", NULL) != NULL};
+    struct buffer *previous = buffer_named(command_text(command, "previous", "-"));
     struct shoal_get_options options = {
         .struct_size = sizeof options,
+        .reuse = (int)command_number(command, "reuse", 0),
+        .previous = previous ? previous->regions : NULL,
         .generation = command_number(command, "generation", 0),
         .location = command_text(command, "location", NULL),
         .no_share = (int)command_number(command, "no_share", 0),

@@ -143,6 +143,34 @@ static void slow_links_are_no_stall(void **state)
     swarm_destroy(swarm);
 }
 
+static void what_is_here_is_not_asked_for(void **state)
+{
+    struct swarm *swarm = make(4, 7);
+    uint32_t gold = swarm_source_add(swarm, true), replica = swarm_source_add(swarm, false), source, piece;
+
+    (void)state;
+    swarm_source_has_all(swarm, gold);
+    assert_true(swarm_source_has(swarm, replica, 1)); /* told before */
+    swarm_have(swarm, 1);
+    swarm_have(swarm, 2);
+    swarm_have(swarm, 2);
+    swarm_have(swarm, 4);                             /* no such piece */
+    assert_true(swarm_source_has(swarm, replica, 2)); /* and after */
+    assert_int_equal(swarm_done_count(swarm), 2);
+    assert_int_equal(swarm_missing_count(swarm), 2);
+    for (int i = 0; i < 2; i++) {
+        assert_true(swarm_next(swarm, 0, &source, &piece));
+        assert_int_equal(source, gold);
+        assert_true(piece == 0 || piece == 3);
+        swarm_have(swarm, piece); /* on its way: the source's answer counts */
+        assert_false(swarm_is_complete(swarm));
+        swarm_done(swarm, source, piece, 0);
+    }
+    assert_true(swarm_is_complete(swarm));
+    assert_false(swarm_next(swarm, 0, &source, &piece));
+    swarm_destroy(swarm);
+}
+
 /* Sources come, go, lie and fail in random order; while one whole source is left at the end, the pull completes, and no
  * piece is ever asked of a source that does not offer it. */
 static void any_course_of_events_ends_complete(void **state)
@@ -224,7 +252,7 @@ int main(void)
         cmocka_unit_test(one_source_gives_every_piece_once),     cmocka_unit_test(window_bounds_what_is_in_flight),
         cmocka_unit_test(replicas_are_asked_before_gold),        cmocka_unit_test(wrong_bytes_are_not_asked_for_again),
         cmocka_unit_test(stalled_pieces_move_to_another_source), cmocka_unit_test(slow_links_are_no_stall),
-        cmocka_unit_test(any_course_of_events_ends_complete),
+        cmocka_unit_test(what_is_here_is_not_asked_for),         cmocka_unit_test(any_course_of_events_ends_complete),
     };
     return cmocka_run_group_tests_name("swarm", tests, NULL, NULL);
 }
