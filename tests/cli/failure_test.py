@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import unittest
 
 import cli
 from cli import CliTest, tree_of, wait_for

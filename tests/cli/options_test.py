@@ -5,7 +5,6 @@
 import os
 import pathlib
 import subprocess
-import unittest
 
 import cli
 from cli import CliTest

@@ -10,7 +10,6 @@ import select
 import struct
 import subprocess
 import termios
-import unittest
 
 import cli
 from cli import CliTest

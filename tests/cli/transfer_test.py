@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import unittest
 
 import cli
 from cli import CliTest, tree_of, wait_for
