@@ -8,10 +8,8 @@
  * included) to its return; the raw loop's from its request for the data to its last byte. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/tcp.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,8 +19,6 @@
 #include "base/digest.h"
 #include "lib/bench.h"
 
-#define RAW_CHUNK_BYTES ((size_t)1 << 20)
-#define DIGEST_BLOCK_BYTES ((uint64_t)64 << 20)
 #define RUNS_MAX 100
 
 static uint64_t size_bytes = (uint64_t)2 << 30;
@@ -44,31 +40,6 @@ struct report {
 
 /* --- both sides --- */
 
-static struct digest digest_all(const uint8_t *memory)
-{
-    struct digest_stream *stream = digest_stream_create();
-    struct digest digest;
-
-    if (!stream)
-        bench_die("out of memory");
-    /* Digest of block digests: the one-shot form is the fast one. */
-    for (uint64_t at = 0; at < size_bytes; at += DIGEST_BLOCK_BYTES) {
-        uint64_t len = size_bytes - at < DIGEST_BLOCK_BYTES ? size_bytes - at : DIGEST_BLOCK_BYTES;
-        digest = digest_of(memory + at, (size_t)len);
-        digest_stream_update(stream, digest.bytes, sizeof digest.bytes);
-    }
-    digest = digest_stream_final(stream);
-    digest_stream_destroy(stream);
-    return digest;
-}
-
-static void set_congestion_control(int fd)
-{
-    if (congestion_control &&
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion_control, (socklen_t)strlen(congestion_control)) != 0)
-        bench_die("congestion control '%s': %s", congestion_control, strerror(errno));
-}
-
 static struct shoal_store *open_store(void)
 {
     struct shoal_store_config config = {
@@ -77,15 +48,6 @@ static struct shoal_store *open_store(void)
     struct shoal_error error;
     bench_check(shoal_store_create(&config, NULL, &store, &error), &error, "create");
     return store;
-}
-
-static int tcp_socket(void)
-{
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        bench_die("socket: %s", strerror(errno));
-    set_congestion_control(fd);
-    return fd;
 }
 
 /* --- source --- */
@@ -100,13 +62,7 @@ static void raw_send(int listener, const uint8_t *memory, struct report *report)
         bench_die("accept: %s", strerror(errno));
     bench_receive(fd, &request, 1);
     cpu_s = bench_cpu_s();
-    for (uint64_t at = 0; at < size_bytes;) {
-        uint64_t left = size_bytes - at;
-        ssize_t sent = send(fd, memory + at, left < RAW_CHUNK_BYTES ? (size_t)left : RAW_CHUNK_BYTES, MSG_NOSIGNAL);
-        if (sent <= 0)
-            bench_die("send: %s", strerror(errno));
-        at += (uint64_t)sent;
-    }
+    bench_raw_send(fd, memory, size_bytes);
     /* The receiver's close says that it has everything. */
     if (recv(fd, &request, 1, 0) != 0)
         bench_die("raw receiver did not close");
@@ -122,10 +78,10 @@ static _Noreturn void run_source(int control)
     struct shoal_store *store;
     struct shoal_error error;
     struct report report = {0};
-    int listener = tcp_socket();
+    int listener = bench_tcp_socket(congestion_control);
 
     bench_fill(region.addr, size_bytes, 1);
-    report.content = digest_all(region.addr);
+    report.content = bench_digest(region.addr, size_bytes);
     if (bind(listener, (struct sockaddr *)&addr, sizeof addr) != 0 || listen(listener, 4) != 0 ||
         getsockname(listener, (struct sockaddr *)&addr, &addr_len) != 0)
         bench_die("listen: %s", strerror(errno));
@@ -161,19 +117,13 @@ static void raw_receive(uint16_t port, uint8_t *memory, struct report *report)
     struct sockaddr_in addr = {
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     double cpu_s = bench_cpu_s(), start_s;
-    int fd = tcp_socket();
+    int fd = bench_tcp_socket(congestion_control);
 
     if (connect(fd, (struct sockaddr *)&addr, sizeof addr) != 0)
         bench_die("connect: %s", strerror(errno));
     start_s = bench_now_s();
     bench_send(fd, "g", 1);
-    for (uint64_t at = 0; at < size_bytes;) {
-        uint64_t left = size_bytes - at;
-        ssize_t got = recv(fd, memory + at, left < RAW_CHUNK_BYTES ? (size_t)left : RAW_CHUNK_BYTES, 0);
-        if (got <= 0)
-            bench_die("recv: %s", got ? strerror(errno) : "closed");
-        at += (uint64_t)got;
-    }
+    bench_raw_receive(fd, memory, size_bytes);
     report->seconds = bench_now_s() - start_s;
     report->cpu_s = bench_cpu_s() - cpu_s;
     close(fd);
@@ -215,7 +165,7 @@ static _Noreturn void run_receiver(int control)
             shoal_store_close(store, NULL);
             exit(0);
         }
-        report.content = digest_all(region.addr);
+        report.content = bench_digest(region.addr, size_bytes);
         memset(region.addr, 0x5a, size_bytes);
         bench_send(control, &report, sizeof report);
     }
@@ -223,52 +173,20 @@ static _Noreturn void run_receiver(int control)
 
 /* --- director --- */
 
-struct side {
-    pid_t pid;
-    int control;
-};
-
-static struct side start_side(void (*run)(int control), int other_control)
-{
-    int ends[2];
-    pid_t parent = getpid();
-    struct side side;
-
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
-        bench_die("socketpair: %s", strerror(errno));
-    fflush(stdout);
-    side.pid = fork();
-    if (side.pid < 0)
-        bench_die("fork: %s", strerror(errno));
-    if (side.pid == 0) {
-        /* A benchmark that is interrupted leaves nothing running. */
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        if (getppid() != parent)
-            _exit(1);
-        close(ends[0]);
-        if (other_control >= 0)
-            close(other_control);
-        run(ends[1]);
-    }
-    close(ends[1]);
-    side.control = ends[0];
-    return side;
-}
-
-static void give_order(const struct side *side, enum command command, uint16_t port)
+static void give_order(const struct bench_side *side, enum command command, uint16_t port)
 {
     struct order order = {command, port};
     bench_send(side->control, &order, sizeof order);
 }
 
-static struct report take_report(const struct side *side)
+static struct report take_report(const struct bench_side *side)
 {
     struct report report;
     bench_receive(side->control, &report, sizeof report);
     return report;
 }
 
-static double source_cpu(const struct side *source)
+static double source_cpu(const struct bench_side *source)
 {
     give_order(source, CMD_CPU, 0);
     return take_report(source).cpu_s;
@@ -304,7 +222,7 @@ int main(int argc, char **argv)
         {"no-verify", BENCH_FLAG, &is_unverified, 0, 0, "get_replica without digests, to see what they cost"},
         {0},
     };
-    struct side source, receiver;
+    struct bench_side source, receiver;
     struct report ready, report;
     double raw_rate, our_rate, raw_cpu, our_cpu;
 
@@ -319,8 +237,8 @@ int main(int argc, char **argv)
         metadata_uri = default_uri;
     }
     signal(SIGPIPE, SIG_IGN);
-    source = start_side(run_source, -1);
-    receiver = start_side(run_receiver, source.control);
+    source = bench_side_start(run_source, NULL, 0);
+    receiver = bench_side_start(run_receiver, &source, 1);
     ready = take_report(&source);
     (void)take_report(&receiver);
     printf("pair: %llu bytes, %u runs, raw sockets: %s, metadata: %.6s, verification %s\n",

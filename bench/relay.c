@@ -57,18 +57,10 @@ static uint64_t parse_number(const char *text, uint64_t max)
     return number;
 }
 
-static int tcp_socket(void)
-{
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        bench_die("socket: %s", strerror(errno));
-    return fd;
-}
-
 static int listen_at(const char *address)
 {
     struct sockaddr_in addr = parse_address(address);
-    int fd = tcp_socket(), one = 1;
+    int fd = bench_tcp_socket(NULL), one = 1;
 
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
         bind(fd, (struct sockaddr *)&addr, sizeof addr) != 0 || listen(fd, SOMAXCONN) != 0)
@@ -77,17 +69,6 @@ static int listen_at(const char *address)
 }
 
 /* --- source --- */
-
-static void send_all(int fd, const uint8_t *memory, uint64_t size_bytes)
-{
-    for (uint64_t at = 0; at < size_bytes;) {
-        uint64_t left = size_bytes - at;
-        ssize_t sent = send(fd, memory + at, left < CHUNK_BYTES ? (size_t)left : CHUNK_BYTES, MSG_NOSIGNAL);
-        if (sent <= 0)
-            bench_die("send: %s", strerror(errno));
-        at += (uint64_t)sent;
-    }
-}
 
 static int run_source(const char *address, const char *path, const char *count_text)
 {
@@ -113,7 +94,7 @@ static int run_source(const char *address, const char *path, const char *count_t
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (getppid() != parent)
                 _exit(1);
-            send_all(fd, memory, (uint64_t)info.st_size);
+            bench_raw_send(fd, memory, (uint64_t)info.st_size);
             _exit(0);
         }
         close(fd);
@@ -198,7 +179,7 @@ static int run_node(const char *address, const char *path, const char *size_text
         bench_die("map %s: %s", path, strerror(errno));
     close(file);
     node.listener = listen_address ? listen_at(listen_address) : -1;
-    node.upstream = tcp_socket();
+    node.upstream = bench_tcp_socket(NULL);
     say("ready");
     do
         got = read(STDIN_FILENO, ignored, sizeof ignored);

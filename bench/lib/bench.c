@@ -4,12 +4,20 @@
 #include <errno.h>
 #include <ftw.h>
 #include <getopt.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#define RAW_CHUNK_BYTES ((size_t)1 << 20)
+#define DIGEST_BLOCK_BYTES ((uint64_t)64 << 20)
 
 void bench_die(const char *format, ...)
 {
@@ -259,6 +267,23 @@ void bench_fill(void *memory, uint64_t bytes, uint64_t seed)
     }
 }
 
+struct digest bench_digest(const void *memory, uint64_t bytes)
+{
+    struct digest_stream *stream = digest_stream_create();
+    struct digest digest;
+
+    if (!stream)
+        bench_die("out of memory");
+    for (uint64_t at = 0; at < bytes; at += DIGEST_BLOCK_BYTES) {
+        uint64_t len = bytes - at < DIGEST_BLOCK_BYTES ? bytes - at : DIGEST_BLOCK_BYTES;
+        digest = digest_of((const uint8_t *)memory + at, (size_t)len);
+        digest_stream_update(stream, digest.bytes, sizeof digest.bytes);
+    }
+    digest = digest_stream_final(stream);
+    digest_stream_destroy(stream);
+    return digest;
+}
+
 /* --- places --- */
 
 static char temp_dir[256];
@@ -292,7 +317,35 @@ const char *bench_temp_dir(void)
     return temp_dir;
 }
 
-/* --- pipes --- */
+/* --- processes and pipes --- */
+
+struct bench_side bench_side_start(void (*run)(int control), const struct bench_side *others, size_t other_count)
+{
+    int ends[2];
+    pid_t parent = getpid();
+    struct bench_side side;
+
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
+        bench_die("socketpair: %s", strerror(errno));
+    fflush(stdout);
+    side.pid = fork();
+    if (side.pid < 0)
+        bench_die("fork: %s", strerror(errno));
+    if (side.pid == 0) {
+        /* A benchmark that is interrupted leaves nothing running. */
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent)
+            _exit(1);
+        close(ends[0]);
+        for (size_t i = 0; i < other_count; i++)
+            close(others[i].control);
+        run(ends[1]);
+        _exit(0);
+    }
+    close(ends[1]);
+    side.control = ends[0];
+    return side;
+}
 
 void bench_send(int fd, const void *data, size_t len)
 {
@@ -317,5 +370,41 @@ void bench_receive(int fd, void *data, size_t len)
             bench_die("a process of the benchmark ended early");
         to += got;
         len -= (size_t)got;
+    }
+}
+
+/* --- raw sockets --- */
+
+int bench_tcp_socket(const char *congestion_control)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        bench_die("socket: %s", strerror(errno));
+    if (congestion_control &&
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion_control, (socklen_t)strlen(congestion_control)) != 0)
+        bench_die("congestion control '%s': %s", congestion_control, strerror(errno));
+    return fd;
+}
+
+void bench_raw_send(int fd, const void *memory, uint64_t bytes)
+{
+    for (const uint8_t *from = memory; bytes;) {
+        ssize_t sent = send(fd, from, bytes < RAW_CHUNK_BYTES ? (size_t)bytes : RAW_CHUNK_BYTES, MSG_NOSIGNAL);
+        if (sent <= 0)
+            bench_die("send: %s", strerror(errno));
+        from += sent;
+        bytes -= (uint64_t)sent;
+    }
+}
+
+void bench_raw_receive(int fd, void *memory, uint64_t bytes)
+{
+    for (uint8_t *to = memory; bytes;) {
+        ssize_t got = recv(fd, to, bytes < RAW_CHUNK_BYTES ? (size_t)bytes : RAW_CHUNK_BYTES, 0);
+        if (got <= 0)
+            bench_die("receive: %s", got ? strerror(errno) : "the other side closed early");
+        to += got;
+        bytes -= (uint64_t)got;
     }
 }

@@ -12,6 +12,8 @@
 
 #include <shoal/status.h>
 
+#include "base/digest.h"
+
 /* Prints "bench: TEXT" and exits with 1. */
 _Noreturn void bench_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Dies unless status is OK. */
@@ -51,15 +53,33 @@ void bench_free(void *memory, uint64_t bytes);
 /* Distinct, reproducible contents. */
 void bench_fill(void *memory, uint64_t bytes, uint64_t seed);
 
+/* Of a digest per block, which is faster than one stream. */
+struct digest bench_digest(const void *memory, uint64_t bytes);
+
 /* --- places --- */
 
 /* A new temporary folder, removed at exit of this process. Static storage. */
 const char *bench_temp_dir(void);
 
-/* --- pipes to child processes --- */
+/* --- child processes, and pipes to them --- */
+
+struct bench_side {
+    int pid;
+    int control; /* a stream to and from the process */
+};
+/* Starts a process that runs with the other end of control; it is killed when this one ends. It closes the controls of
+ * others, the sides that were started before it. */
+struct bench_side bench_side_start(void (*run)(int control), const struct bench_side *others, size_t other_count);
 
 void bench_send(int fd, const void *data, size_t len);
 /* Dies when the other side is gone. */
 void bench_receive(int fd, void *data, size_t len);
+
+/* --- raw sockets --- */
+
+/* TCP; congestion_control may be NULL: the system's. */
+int bench_tcp_socket(const char *congestion_control);
+void bench_raw_send(int fd, const void *memory, uint64_t bytes);
+void bench_raw_receive(int fd, void *memory, uint64_t bytes);
 
 #endif
