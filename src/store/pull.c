@@ -15,6 +15,7 @@
 
 #define TICK_MS 200
 #define SOURCELESS_GRACE_MS 500 /* a source that comes back (its lease was lost) is worth this wait */
+#define ABSENCE_MS 1000         /* between two reviews, which a tick makes frequent: this process did not run */
 #define STARVING_GRACE_MS 3000  /* a few long polls, in which a source that joins would be noticed */
 
 enum news_kind { NEWS_APPEARED, NEWS_VANISHED, NEWS_MANIFEST };
@@ -299,12 +300,23 @@ static void judge(struct pull *pull, int64_t now)
         end_without_source(pull);
 }
 
+/* A process that was stopped has not waited for its sources meanwhile: its patience begins anew. */
+static void forgive_absence(struct pull *pull, int64_t now)
+{
+    if (now - pull->last_review_ms >= ABSENCE_MS) {
+        pull->last_progress_ms = pull->last_fed_ms = now;
+        pull->sourceless_since_ms = 0;
+    }
+    pull->last_review_ms = now;
+}
+
 void pull_review(struct pull *pull)
 {
     int64_t now = clock_now_ms();
 
     if (pull->is_in_schedule)
         return; /* reached from inside one of the calls below; they go on anyway */
+    forgive_absence(pull, now);
     if (pull->phase >= PULL_ENDING) {
         end_when_quiet(pull);
         return;
@@ -501,7 +513,7 @@ static void start_on_loop(void *arg)
     struct shoal_error error;
     enum shoal_status status;
 
-    pull->started_ms = pull->last_progress_ms = pull->last_fed_ms = clock_now_ms();
+    pull->started_ms = pull->last_progress_ms = pull->last_fed_ms = pull->last_review_ms = clock_now_ms();
     status = loop_timer_init(&pull->tick, engine_loop(pull->store->engine), on_tick, pull, &error);
     if (!status)
         status = shoal_engine_register_memory(pull->store->engine, pull->index_data, pull->manifest->index_len, NULL,

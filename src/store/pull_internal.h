@@ -94,7 +94,7 @@ struct pull {
     uint32_t early_count;
     struct list fetches;
     struct digest_stream *stream; /* owned: pieces that lie in several regions */
-    int64_t started_ms, last_progress_ms, sourceless_since_ms, last_fed_ms, next_stall_check_ms;
+    int64_t started_ms, last_progress_ms, sourceless_since_ms, last_fed_ms, next_stall_check_ms, last_review_ms;
     uint64_t done_bytes, reused_bytes;
     uint32_t done_pieces;
     bool is_checking;             /* what is here already is not known yet: nothing is fetched */
