@@ -36,6 +36,7 @@ struct etcd_cluster {
     struct member members[MEMBERS_MAX];
     char *directory;    /* owned */
     char *certificates; /* owned; NULL: no TLS */
+    const char *host;   /* borrowed: address that clients use */
     char uri[128];
 };
 
@@ -166,7 +167,8 @@ void etcd_member_start(struct etcd_cluster *cluster, size_t index)
     if (member->pid)
         return;
     snprintf(name, sizeof name, "m%zu", index);
-    snprintf(client, sizeof client, "%s://127.0.0.1:%u", cluster->certificates ? "https" : "http", member->client_port);
+    snprintf(client, sizeof client, "%s://%s:%u", cluster->certificates ? "https" : "http", cluster->host,
+             member->client_port);
     snprintf(peer, sizeof peer, "http://127.0.0.1:%u", member->peer_port);
     initial_cluster(cluster, all, sizeof all);
     const char *args[40] = {program(),    "--name",
@@ -290,7 +292,7 @@ static bool start_all(struct etcd_cluster *cluster)
         struct member *member = &cluster->members[i];
         member->client_port = free_port();
         member->peer_port = free_port();
-        snprintf(member->endpoint, sizeof member->endpoint, "127.0.0.1:%u", member->client_port);
+        snprintf(member->endpoint, sizeof member->endpoint, "%s:%u", cluster->host, member->client_port);
         at += (size_t)snprintf(cluster->uri + at, sizeof cluster->uri - at, "%s%s", i ? "," : "", member->endpoint);
     }
     for (size_t i = 0; i < cluster->size; i++)
@@ -301,12 +303,13 @@ static bool start_all(struct etcd_cluster *cluster)
     return is_healthy;
 }
 
-struct etcd_cluster *etcd_cluster_start_tls(size_t members, const char *directory)
+static struct etcd_cluster *start(const char *host, size_t members, const char *directory)
 {
     struct etcd_cluster *cluster = calloc(1, sizeof *cluster);
     if (!cluster || members < 1 || members > MEMBERS_MAX)
         abort();
     cluster->size = members;
+    cluster->host = host;
     cluster->directory = tmpdir_make();
     cluster->certificates = directory ? strdup(directory) : NULL;
     for (size_t i = 0; i < members; i++) {
@@ -327,9 +330,19 @@ struct etcd_cluster *etcd_cluster_start_tls(size_t members, const char *director
     return cluster;
 }
 
+struct etcd_cluster *etcd_cluster_start_tls(size_t members, const char *directory)
+{
+    return start("127.0.0.1", members, directory);
+}
+
 struct etcd_cluster *etcd_cluster_start(size_t members)
 {
-    return etcd_cluster_start_tls(members, NULL);
+    return start("127.0.0.1", members, NULL);
+}
+
+struct etcd_cluster *etcd_cluster_start_at(const char *host, size_t members)
+{
+    return start(host, members, NULL);
 }
 
 void etcd_cluster_stop(struct etcd_cluster *cluster)

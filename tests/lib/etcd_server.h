@@ -25,6 +25,8 @@ bool etcd_is_available(void);
 
 /* Starts 1 or 3 members and waits until all are healthy. */
 struct etcd_cluster *etcd_cluster_start(size_t members);
+/* The same for clients on other hosts: host is an IPv4 address of this one, borrowed. */
+struct etcd_cluster *etcd_cluster_start_at(const char *host, size_t members);
 
 /* The same with TLS towards clients, which must have a certificate: directory has ca.pem, server.pem, server.key,
  * client.pem, client.key (etcd_make_certificates). */

@@ -70,3 +70,12 @@ int netns_create(const char *script)
     }
     return fd;
 }
+
+bool netns_enter_new(const char *script)
+{
+    int fd = netns_create(script);
+    bool is_in = fd >= 0 && setns(fd, CLONE_NEWNET) == 0;
+    if (fd >= 0)
+        close(fd);
+    return is_in;
+}

@@ -73,6 +73,20 @@ static void show_all_stderr(void)
         show_stderr(node);
 }
 
+void node_save_logs(const char *directory)
+{
+    for (const struct node *node = nodes; node; node = node->next) {
+        char path[4096], chunk[65536];
+        ssize_t n;
+        snprintf(path, sizeof path, "%s/%s.log", directory, node->label);
+        FILE *file = fopen(path, "w");
+        for (off_t at = 0; file && (n = pread(node->err, chunk, sizeof chunk, at)) > 0; at += n)
+            fwrite(chunk, 1, (size_t)n, file);
+        if (file)
+            fclose(file);
+    }
+}
+
 /* In the child, between fork and exec. */
 static void become_node(const char *path, int in, int out, int err, int netns_fd, pid_t parent)
 {

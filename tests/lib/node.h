@@ -45,6 +45,9 @@ void node_stop_all(void);
 /* For teardown. Also frees the struct of every node that was spawned. */
 void node_kill_all(void);
 
+/* Writes what each node that was spawned wrote to stderr into a file LABEL.log of the directory. */
+void node_save_logs(const char *directory);
+
 /* How long the harness waits for anything, ms: generous, larger in sanitizer builds. */
 int64_t node_patience_ms(void);
 bool node_is_sanitized(void);
