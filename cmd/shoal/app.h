@@ -77,10 +77,13 @@ enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_er
 /* stat with the deadline of app; waits for the payload if --wait. */
 enum shoal_status app_find_payload(struct app *app, const char *name, struct shoal_payload_info **info_out,
                                    struct shoal_error *error);
-/* Prints what is served until a signal. */
-void app_serve(struct app *app, const char *name, void (*check)(void *arg), void *check_arg);
 /* How many more memory maps this process may have. */
 enum shoal_status runtime_check_map_count(size_t needed, struct shoal_error *error);
+
+/* --- serving.c --- */
+
+/* Shows what is given to whom until a signal comes. check (may be NULL) runs every second. */
+void app_serve(struct app *app, const char *name, void (*check)(void *arg), void *check_arg);
 
 /* --- commands --- */
 

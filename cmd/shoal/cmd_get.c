@@ -9,8 +9,12 @@
 #include "filelist.h"
 #include "mapping.h"
 #include "progress.h"
+#include "receivers.h"
 #include "restore.h"
 #include "units.h"
+
+#define SHOWN_SOURCES 20      /* lines of the result; --json has all */
+#define SHOWN_SOURCES_MAX 100 /* with those that served wrong bytes */
 
 /* A payload that a program registered without a file list becomes one file, named as the payload. */
 static enum shoal_status list_of_one(struct file_list *list, const char *name, uint64_t size_bytes,
@@ -48,28 +52,45 @@ static enum shoal_status fetch_list(struct app *app, const struct shoal_payload_
     return status;
 }
 
-static void print_sources(const struct progress *progress, bool is_json, json_t **sources_out)
+static json_t *sources_to_json(const struct progress *progress)
 {
-    json_t *sources = is_json ? json_array() : NULL;
+    json_t *sources = json_array();
     for (size_t i = 0; i < progress->source_count; i++) {
         const struct shoal_source_stats *source = &progress->sources[i];
-        char shown[320], size[UNITS_TEXT_BYTES];
-        if (is_json) {
-            json_array_append_new(sources,
-                                  json_pack("{s:o, s:I, s:b, s:i, s:i}", "name", json_text(source->name), "bytes",
-                                            (json_int_t)source->bytes, "gold", (int)source->is_gold, "bad_pieces",
-                                            (int)source->bad_pieces, "failures", (int)source->failures));
-        } else if (source->bytes || source->bad_pieces || source->failures) {
-            printf("  from %s%s: %s", units_printable(source->name, shown, sizeof shown),
-                   source->is_gold ? " (gold)" : "", units_format_size(source->bytes, size));
-            if (source->bad_pieces)
-                printf(", %u piece%s with wrong bytes", source->bad_pieces, source->bad_pieces == 1 ? "" : "s");
-            if (source->failures)
-                printf(", %u failure%s", source->failures, source->failures == 1 ? "" : "s");
-            printf("\n");
-        }
+        json_array_append_new(sources, json_pack("{s:o, s:I, s:b, s:i, s:i}", "name", json_text(source->name), "bytes",
+                                                 (json_int_t)source->bytes, "gold", (int)source->is_gold, "bad_pieces",
+                                                 (int)source->bad_pieces, "failures", (int)source->failures));
     }
-    *sources_out = sources;
+    return sources;
+}
+
+/* Who gave most comes first; after some lines only those that served wrong bytes have one of
+ * their own. */
+static void print_sources(const struct progress *progress)
+{
+    char shown[320], size[UNITS_TEXT_BYTES];
+    uint64_t other_bytes = 0;
+    size_t told = 0, others = 0;
+    for (size_t i = 0; i < progress->source_count; i++) {
+        const struct shoal_source_stats *source = &progress->sources[i];
+        if (!source->bytes && !source->bad_pieces && !source->failures)
+            continue;
+        if (told >= SHOWN_SOURCES && (!source->bad_pieces || told >= SHOWN_SOURCES_MAX)) {
+            others++;
+            other_bytes += source->bytes;
+            continue;
+        }
+        told++;
+        printf("  from %s%s: %s", units_printable(source->name, shown, sizeof shown), source->is_gold ? " (gold)" : "",
+               units_format_size(source->bytes, size));
+        if (source->bad_pieces)
+            printf(", %u piece%s with wrong bytes", source->bad_pieces, source->bad_pieces == 1 ? "" : "s");
+        if (source->failures)
+            printf(", %u failure%s", source->failures, source->failures == 1 ? "" : "s");
+        printf("\n");
+    }
+    if (others > 0)
+        printf("  from %zu more: %s\n", others, units_format_size(other_bytes, size));
 }
 
 static void print_result(struct app *app, const struct shoal_payload_info *info, const struct file_list *list,
@@ -78,20 +99,22 @@ static void print_result(struct app *app, const struct shoal_payload_info *info,
     char size[UNITS_TEXT_BYTES], rate[UNITS_TEXT_BYTES], name[SHOAL_NAME_MAX_BYTES + 1], shown[1024];
     bool is_verified = !app->settings.skips_verify;
     double rate_bps = seconds > 0 ? (double)list->total_bytes / seconds : 0;
-    json_t *sources;
-    if (!app->settings.is_json)
+    if (progress->source_count > 0)
+        qsort(progress->sources, progress->source_count, sizeof *progress->sources, progress_compare_sources);
+    if (!app->settings.is_json) {
         printf("got %s: %zu file%s, %s in %.2f s, %s%s, in %s\n", units_printable(info->name, name, sizeof name),
                list->file_count, list->file_count == 1 ? "" : "s", units_format_size(list->total_bytes, size), seconds,
                units_format_rate(rate_bps, rate), is_verified ? ", verified" : ", NOT VERIFIED",
                units_printable(directory, shown, sizeof shown));
-    print_sources(progress, app->settings.is_json, &sources);
-    if (app->settings.is_json)
+        print_sources(progress);
+    } else {
         json_print(json_pack("{s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:b, s:o, s:s, s:o}", "event",
                              "result", "command", "get", "status", "OK", "name", json_text(info->name), "generation",
                              json_generation(info->generation), "bytes", (json_int_t)list->total_bytes, "files",
                              (json_int_t)list->file_count, "seconds", seconds, "total_seconds", total_seconds,
                              "rate_bytes_per_s", rate_bps, "verified", is_verified, "directory", json_text(directory),
-                             "node", shoal_store_server_name(app->store), "sources", sources));
+                             "node", shoal_store_server_name(app->store), "sources", sources_to_json(progress)));
+    }
     fflush(stdout);
 }
 
@@ -127,15 +150,24 @@ static enum shoal_status transfer(struct app *app, const struct shoal_payload_in
 static int serve(struct app *app, const char *name)
 {
     struct shoal_error error;
+    struct receiver_account account;
+    int code = EXIT_CODE_OK;
     report_note(app, "serving \"%s\" at %s until SIGINT or SIGTERM", name, shoal_store_server_name(app->store));
     app_serve(app, name, NULL, NULL);
+    receiver_account_take(&account, app, name);
     enum shoal_status status = shoal_store_delete_replica(app->store, name, NULL, &error);
     if (status == SHOAL_METADATA || status == SHOAL_TIMED_OUT)
         report_warning(app, "withdrawn here, but not in the metadata service (its lease will end it): %s",
                        error.message);
     else if (status != SHOAL_OK)
-        return report_failure(app, &error, "cannot withdraw \"%s\"", name);
-    return EXIT_CODE_OK;
+        code = report_failure(app, &error, "cannot withdraw \"%s\"", name);
+    if (code == EXIT_CODE_OK && app->settings.is_json)
+        json_print(json_pack("{s:s, s:o, s:I, s:o}", "event", "withdrawn", "name", json_text(name), "bytes_served",
+                             (json_int_t)account.bytes_served, "receivers", receiver_account_to_json(&account)));
+    else if (code == EXIT_CODE_OK)
+        receiver_account_print(&account, name);
+    receiver_account_release(&account);
+    return code;
 }
 
 static int run_get(struct app *app, int count, char **arguments)

@@ -8,6 +8,7 @@
 #include "filelist.h"
 #include "mapping.h"
 #include "progress.h"
+#include "receivers.h"
 #include "scan.h"
 #include "units.h"
 
@@ -57,40 +58,27 @@ static void print_seeding(struct app *app, const char *name, const struct scan *
     report_note(app, "serving until SIGINT or SIGTERM");
 }
 
-static uint64_t bytes_served(struct app *app, const char *name)
-{
-    struct shoal_served_info *infos = NULL;
-    size_t count = 0;
-    uint64_t bytes = 0;
-    if (shoal_store_served(app->store, &infos, &count, NULL) != SHOAL_OK)
-        return 0;
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(infos[i].name, name) == 0)
-            bytes = infos[i].bytes_served;
-    free(infos);
-    return bytes;
-}
-
 /* Withdraws; the deadline and the token of the command are over by now. */
 static int withdraw(struct app *app, const char *name, uint64_t total_bytes)
 {
     struct shoal_error error;
-    char served[UNITS_TEXT_BYTES], shown[SHOAL_NAME_MAX_BYTES + 1];
-    uint64_t bytes = bytes_served(app, name);
+    struct receiver_account account;
+    int code = EXIT_CODE_OK;
+    receiver_account_take(&account, app, name);
     enum shoal_status status = shoal_store_unregister(app->store, name, NULL, &error);
     if (status == SHOAL_METADATA || status == SHOAL_TIMED_OUT)
         report_warning(app, "withdrawn here, but not in the metadata service (its lease will end it): %s",
                        error.message);
     else if (status != SHOAL_OK)
-        return report_failure(app, &error, "cannot withdraw \"%s\"", name);
-    if (app->settings.is_json)
-        json_print(json_pack("{s:s, s:s, s:s, s:o, s:I, s:I}", "event", "result", "command", "seed", "status", "OK",
-                             "name", json_text(name), "bytes", (json_int_t)total_bytes, "bytes_served",
-                             (json_int_t)bytes));
-    else
-        printf("withdrew %s: %s given to others\n", units_printable(name, shown, sizeof shown),
-               units_format_size(bytes, served));
-    return EXIT_CODE_OK;
+        code = report_failure(app, &error, "cannot withdraw \"%s\"", name);
+    if (code == EXIT_CODE_OK && app->settings.is_json)
+        json_print(json_pack("{s:s, s:s, s:s, s:o, s:I, s:I, s:o}", "event", "result", "command", "seed", "status",
+                             "OK", "name", json_text(name), "bytes", (json_int_t)total_bytes, "bytes_served",
+                             (json_int_t)account.bytes_served, "receivers", receiver_account_to_json(&account)));
+    else if (code == EXIT_CODE_OK)
+        receiver_account_print(&account, name);
+    receiver_account_release(&account);
+    return code;
 }
 
 static int run_seed(struct app *app, int count, char **arguments)
@@ -188,13 +176,16 @@ const struct command command_seed = {
     .name = "seed",
     .arguments = "NAME PATH...",
     .summary = "offer files and directories to other nodes, until stopped",
-    .text = "Offers files and directories as the payload NAME. They are mapped into memory, not copied; they must not "
-            "change meanwhile. Their digests are computed first; then other nodes can get them. seed stays until "
-            "SIGINT or SIGTERM, "
-            "then withdraws and exits with 0. Nodes that have got the payload with --seed go on serving it.\n\n"
-            "A directory is taken with everything in it, under its own name (for . and .. that of the real directory). "
-            "Names, sizes and permission bits travel "
-            "with the payload. Pipes, devices, sockets and, without --follow, symbolic links are refused.",
+    .text =
+        "Offers files and directories as the payload NAME. They are mapped into memory, not copied; they must not "
+        "change meanwhile. Their digests are computed first; then other nodes can get them. seed stays until "
+        "SIGINT or SIGTERM, "
+        "then withdraws and exits with 0. Nodes that have got the payload with --seed go on serving it. On a terminal "
+        "seed shows who takes from it now, with -v it says who joins, is done or leaves; at the end it says how "
+        "much each has taken.\n\n"
+        "A directory is taken with everything in it, under its own name (for . and .. that of the real directory). "
+        "Names, sizes and permission bits travel "
+        "with the payload. Pipes, devices, sockets and, without --follow, symbolic links are refused.",
     .options = options,
     .has_common_options = true,
     .min_arguments = 2,

@@ -6,6 +6,7 @@
 #include "app.h"
 #include "base/error.h"
 #include "filelist.h"
+#include "sources.h"
 #include "units.h"
 
 #define SHOWN_FILES 20
@@ -32,13 +33,9 @@ static void fetch_index(struct app *app, const struct shoal_payload_info *info, 
     free(attachment);
 }
 
-static void print_json(const struct shoal_payload_info *info, const struct index *index)
+static void print_json(const struct shoal_payload_info *info, const struct sources *sources, const struct index *index)
 {
-    json_t *sources = json_array(), *files = json_array(), *sizes = json_array();
-    for (size_t i = 0; i < info->source_count; i++)
-        json_array_append_new(sources,
-                              json_pack("{s:o, s:o, s:b}", "name", json_text(info->sources[i].name), "address",
-                                        json_text(info->sources[i].address), "gold", (int)info->sources[i].is_gold));
+    json_t *files = json_array(), *sizes = json_array();
     for (size_t i = 0; i < index->size_count; i++)
         json_array_append_new(sizes, json_integer((json_int_t)index->sizes[i]));
     for (size_t i = 0; i < index->list.count; i++) {
@@ -49,12 +46,12 @@ static void print_json(const struct shoal_payload_info *info, const struct index
                                                entry->type == FILE_REGULAR ? "file" : "dir", "mode", mode, "bytes",
                                                (json_int_t)entry->size_bytes));
     }
-    json_t *object =
-        json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o?, s:o?}", "name", json_text(info->name), "generation",
-                  json_generation(info->generation), "bytes", (json_int_t)info->total_size, "max_shard_bytes",
-                  (json_int_t)info->max_shard_size, "piece_bytes", (json_int_t)info->piece_size, "pieces",
-                  (json_int_t)info->piece_count, "regions", (json_int_t)info->size_count, "sources", sources,
-                  "region_bytes", index->is_known ? sizes : NULL, "files", index->has_files ? files : NULL);
+    json_t *object = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o?, s:o?}", "name", json_text(info->name),
+                               "generation", json_generation(info->generation), "bytes", (json_int_t)info->total_size,
+                               "max_shard_bytes", (json_int_t)info->max_shard_size, "piece_bytes",
+                               (json_int_t)info->piece_size, "pieces", (json_int_t)info->piece_count, "regions",
+                               (json_int_t)info->size_count, "sources", sources_to_json(sources), "region_bytes",
+                               index->is_known ? sizes : NULL, "files", index->has_files ? files : NULL);
     if (!index->is_known)
         json_decref(sizes);
     if (!index->has_files)
@@ -62,9 +59,10 @@ static void print_json(const struct shoal_payload_info *info, const struct index
     json_print(object);
 }
 
-static void print_text(const struct shoal_payload_info *info, const struct index *index, bool all_files)
+static void print_text(const struct shoal_payload_info *info, const struct sources *sources, const struct index *index,
+                       const struct settings *settings)
 {
-    char shown[1024], address[320], size[UNITS_TEXT_BYTES];
+    char shown[1024], size[UNITS_TEXT_BYTES];
     printf("name        %s\n", units_printable(info->name, shown, sizeof shown));
     printf("generation  %016llx\n", (unsigned long long)info->generation);
     printf("size        %s (%llu bytes)\n", units_format_size(info->total_size, size),
@@ -73,11 +71,7 @@ static void print_text(const struct shoal_payload_info *info, const struct index
     printf("pieces      %llu of %s\n", (unsigned long long)info->piece_count,
            units_format_size(info->piece_size, size));
     printf("regions     %zu\n", info->size_count);
-    printf("sources     %zu\n", info->source_count);
-    for (size_t i = 0; i < info->source_count; i++)
-        printf("  %-8s %s, reached at %s\n", info->sources[i].is_gold ? "gold" : "replica",
-               units_printable(info->sources[i].name, shown, sizeof shown),
-               units_printable(info->sources[i].address, address, sizeof address));
+    sources_print(sources, settings->lists_receivers || settings->verbosity > 0);
     if (!index->is_known) {
         printf("files       not known: %s\n", units_printable(index->error.message, shown, sizeof shown));
         return;
@@ -89,7 +83,7 @@ static void print_text(const struct shoal_payload_info *info, const struct index
     printf("files       %zu\n", index->list.file_count);
     for (size_t i = 0; i < index->list.count; i++) {
         const struct file_entry *entry = &index->list.entries[i];
-        if (i == SHOWN_FILES && !all_files) {
+        if (i == SHOWN_FILES && !settings->lists_files) {
             printf("  ... %zu more (--files shows all)\n", index->list.count - i);
             break;
         }
@@ -117,13 +111,17 @@ static int run_stat(struct app *app, int count, char **arguments)
         error_set(&error, info->status, 0, "its entry in the metadata service cannot be read");
         code = report_failure(app, &error, "cannot look at \"%s\"", name);
     } else {
+        struct sources sources;
+        sources_ask(&sources, app, info,
+                    app->settings.is_json || app->settings.lists_receivers || app->settings.verbosity > 0);
         fetch_index(app, info, &index);
         if (index.is_known && !index.has_files && info->attachment_len_bytes > 0)
             report_warning(app, "the list of files of \"%s\" cannot be used: %s", name, index.error.message);
         if (app->settings.is_json)
-            print_json(info, &index);
+            print_json(info, &sources, &index);
         else
-            print_text(info, &index, app->settings.lists_files);
+            print_text(info, &sources, &index, &app->settings);
+        sources_release(&sources);
     }
     filelist_release(&index.list);
     free(index.sizes);
@@ -134,6 +132,8 @@ static int run_stat(struct app *app, int count, char **arguments)
 static const struct option_spec options[] = {
     {OPTION_FLAG, 'a', "files", NULL, NULL, offsetof(struct settings, lists_files),
      .help = "Show all files, not only the first twenty. With --json all are shown anyhow."},
+    {OPTION_FLAG, 'r', "receivers", NULL, NULL, offsetof(struct settings, lists_receivers),
+     .help = "Show of each source who takes from it and who has taken, at most 256. So do -v and --json."},
     {OPTION_END},
 };
 
@@ -141,8 +141,9 @@ const struct command command_stat = {
     .name = "stat",
     .arguments = "NAME",
     .summary = "show a payload, its sources and its files",
-    .text = "Shows what is known of a payload: generation, sizes, live sources with their addresses, and the files, "
-            "which a source is asked for.",
+    .text = "Shows what is known of a payload: generation, sizes, the files, which a source is asked for, and the live "
+            "sources. Each is asked what it has of the payload, how much it has given and to how many receivers it "
+            "gives now; one that does not answer within 3 s is shown as such.",
     .options = options,
     .has_common_options = true,
     .min_arguments = 1,

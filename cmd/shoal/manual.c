@@ -125,8 +125,14 @@ static void print_markdown(void)
         printf("| %s | %s |\n", line->code, line->text);
     fputs(
         "\n## JSON\n\nWith `--json` each line of standard output is one object with an `event`: `progress`, `seeding`, "
-        "`serving`, `file-changed`, `result`, `error` (with `status`, `exit_code`, `message`). `ls` prints one array, "
-        "`stat` one object. Errors are told in words on standard error as well.\n",
+        "`serving`, `receiver`, `file-changed`, `result`, `withdrawn` (the end of `get --seed`), `error` (with "
+        "`status`, "
+        "`exit_code`, `message`). `ls` prints one array, `stat` one object. Errors are told in words on standard error "
+        "as well.\n\n"
+        "A `receiver` event names a node that takes the `payload` from this one: its `state` is `joined`, then `done` "
+        "(it has everything) or `left` (it gave up, was lost or takes elsewhere; it may join again); `bytes` it has "
+        "taken from here, and `pieces_have` of `pieces` from all its sources. `receivers` in the last event is the "
+        "account of all of them.\n",
         stdout);
 }
 

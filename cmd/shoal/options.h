@@ -26,7 +26,7 @@ struct settings {
     bool keeps_seeding, skips_verify, skips_share, waits, keeps_existing, syncs;
     uint64_t max_sources;
     /* stat */
-    bool lists_files;
+    bool lists_files, lists_receivers;
     /* doctor */
     const char *dir;
     /* man */

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "app.h"
-#include "base/utf8.h"
 #include "terminal.h"
 #include "units.h"
 
@@ -47,23 +46,39 @@ static void update_rate(struct progress *progress, const struct shoal_progress *
     progress->last_ms = now->elapsed_ms;
 }
 
-static int by_bytes(const void *a, const void *b)
+int progress_compare_sources(const void *a, const void *b)
 {
-    const struct shoal_source_stats *x = *(const struct shoal_source_stats *const *)a,
-                                    *y = *(const struct shoal_source_stats *const *)b;
+    const struct shoal_source_stats *x = a, *y = b;
     return x->bytes < y->bytes ? 1 : x->bytes > y->bytes ? -1 : strcmp(x->name, y->name);
 }
 
-static void cut(char *line, size_t size, int width)
+/* "  3 of 5 sources: NAME (gold) 1.2 GiB, NAME 800 MiB, 1 more": the largest givers; who gave nothing is only counted.
+ */
+static void list_sources(const struct shoal_progress *now, char *text, size_t size)
 {
-    size_t len = strnlen(line, size), i = 0, columns = 0;
-    while (i < len && columns + 1 < (size_t)width) {
-        uint32_t code;
-        size_t step = utf8_decode(line + i, len - i, &code);
-        i += step ? step : 1;
-        columns++;
+    struct shoal_source_stats *order = calloc((size_t)now->source_count + 1, sizeof *order);
+    unsigned connected = 0, givers = 0;
+    char of[32] = "";
+    size_t used;
+    for (uint32_t i = 0; i < now->source_count; i++) {
+        connected += now->sources[i].is_connected != 0;
+        if (order && now->sources[i].bytes > 0)
+            order[givers++] = now->sources[i];
     }
-    line[i < size ? i : size - 1] = '\0';
+    if (connected < now->source_count)
+        snprintf(of, sizeof of, " of %u", now->source_count);
+    used = (size_t)snprintf(text, size, "  %u%s source%s", connected, of, now->source_count == 1 ? "" : "s");
+    if (givers > 0)
+        qsort(order, givers, sizeof *order, progress_compare_sources);
+    for (unsigned i = 0; i < givers && i < SHOWN_SOURCES && used < size; i++) {
+        char name[96], given[UNITS_TEXT_BYTES];
+        used += (size_t)snprintf(text + used, size - used, "%s %s%s %s", i ? "," : ":",
+                                 units_printable(order[i].name, name, sizeof name), order[i].is_gold ? " (gold)" : "",
+                                 units_format_size(order[i].bytes, given));
+    }
+    if (givers > SHOWN_SOURCES && used < size)
+        snprintf(text + used, size - used, ", %u more", givers - SHOWN_SOURCES);
+    free(order);
 }
 
 static void draw(const struct progress *progress, const struct shoal_progress *now)
@@ -72,9 +87,6 @@ static void draw(const struct progress *progress, const struct shoal_progress *n
     char name[64], done[UNITS_TEXT_BYTES], total[UNITS_TEXT_BYTES], rate[UNITS_TEXT_BYTES], left[UNITS_TEXT_BYTES];
     char line[512], bar[64], sources[512], both[1100];
     double share = now->total_bytes ? (double)now->done_bytes / (double)now->total_bytes : 1.0;
-    unsigned connected = 0;
-    for (uint32_t i = 0; i < now->source_count; i++)
-        connected += now->sources[i].is_connected != 0;
 
     int bar_width = width >= 100 ? 30 : width >= 80 ? 16 : 0, filled = (int)(share * bar_width);
     for (int i = 0; i < bar_width; i++)
@@ -88,27 +100,15 @@ static void draw(const struct progress *progress, const struct shoal_progress *n
              units_printable(progress->name, name, sizeof name), (int)(share * 100), bar_width ? " [" : "", bar,
              bar_width ? "]" : "", units_format_size(now->done_bytes, done), units_format_size(now->total_bytes, total),
              units_format_rate(progress->rate_bps, rate), left);
-    cut(line, sizeof line, width);
+    terminal_cut(line, sizeof line, width);
     if (!now->sources) {
         snprintf(both, sizeof both, "%s\n", line);
         terminal_draw(both, 1);
         return;
     }
 
-    size_t used = (size_t)snprintf(sources, sizeof sources, "  %u source%s", connected, connected == 1 ? "" : "s");
-    const struct shoal_source_stats **order = calloc(now->source_count ? now->source_count : 1, sizeof *order);
-    for (uint32_t i = 0; order && i < now->source_count; i++)
-        order[i] = &now->sources[i];
-    if (order)
-        qsort(order, now->source_count, sizeof *order, by_bytes);
-    for (uint32_t i = 0; order && i < now->source_count && i < SHOWN_SOURCES && used < sizeof sources; i++) {
-        char shown[96], given[UNITS_TEXT_BYTES];
-        used += (size_t)snprintf(sources + used, sizeof sources - used, "%s %s%s %s", i ? "," : ":",
-                                 units_printable(order[i]->name, shown, sizeof shown),
-                                 order[i]->is_gold ? " (gold)" : "", units_format_size(order[i]->bytes, given));
-    }
-    free(order);
-    cut(sources, sizeof sources, width);
+    list_sources(now, sources, sizeof sources);
+    terminal_cut(sources, sizeof sources, width);
     snprintf(both, sizeof both, "%s\n%s\n", line, sources);
     terminal_draw(both, 2);
 }

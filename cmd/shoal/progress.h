@@ -25,6 +25,8 @@ struct progress {
 void progress_init(struct progress *progress, const struct app *app, const char *name, const char *verb);
 /* A shoal_progress_fn; arg is the struct progress. */
 void progress_show(void *arg, const struct shoal_progress *now);
+/* The largest giver first, then by name: for qsort over struct shoal_source_stats. */
+int progress_compare_sources(const void *a, const void *b);
 /* Removes the display. */
 void progress_end(struct progress *progress);
 void progress_release(struct progress *progress);

@@ -12,8 +12,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
-#include "terminal.h"
-#include "units.h"
 
 /* Ours alone: nobody else could have put a database there for us to trust. */
 static enum shoal_status check_directory(const char *path, struct shoal_error *error)
@@ -130,62 +128,4 @@ enum shoal_status runtime_check_map_count(size_t needed, struct shoal_error *err
                          "raise it with: sysctl -w vm.max_map_count=%zu",
                          needed, limit, needed + 2 * reserve);
     return SHOAL_OK;
-}
-
-static void show_served(struct app *app, const struct shoal_served_info *info, bool is_live)
-{
-    char given[UNITS_TEXT_BYTES], name[SHOAL_NAME_MAX_BYTES + 1], line[1024];
-    units_printable(info->name, name, sizeof name);
-    snprintf(line, sizeof line, "serving %s: %s given, %u receiver%s now%s", name,
-             units_format_size(info->bytes_served, given), info->receivers, info->receivers == 1 ? "" : "s",
-             info->is_published ? "" : ", NOT PUBLISHED");
-    if (app->settings.is_json) {
-        json_print(json_pack("{s:s, s:o, s:I, s:i, s:b}", "event", "serving", "name", json_text(info->name),
-                             "bytes_served", (json_int_t)info->bytes_served, "receivers", (int)info->receivers,
-                             "published", (int)info->is_published));
-    } else if (is_live) {
-        int width = terminal_width();
-        line[(size_t)width < sizeof line ? (size_t)width - 1 : sizeof line - 1] = '\0';
-        strncat(line, "\n", sizeof line - strlen(line) - 1);
-        terminal_draw(line, 1);
-    } else if (app->settings.verbosity > 0) {
-        report_note(app, "%s", line);
-    }
-}
-
-void app_serve(struct app *app, const char *name, void (*check)(void *arg), void *check_arg)
-{
-    bool is_live = terminal_is_live() && app->settings.verbosity >= 0 && !app->settings.is_json;
-    struct shoal_served_info shown = {.is_published = 1};
-    bool is_first = true;
-    while (!signals_wait_ms(1000)) {
-        struct shoal_served_info *infos = NULL;
-        size_t count = 0;
-        if (check)
-            check(check_arg);
-        if (shoal_store_served(app->store, &infos, &count, NULL) != SHOAL_OK)
-            continue;
-        for (size_t i = 0; i < count; i++) {
-            const struct shoal_served_info *info = &infos[i];
-            if (strcmp(info->name, name) != 0)
-                continue;
-            if (info->is_published != shown.is_published) {
-                if (info->is_published)
-                    report_note(app, "\"%s\" is published again", name);
-                else
-                    report_warning(app,
-                                   "\"%s\" is not published now: the metadata service cannot be reached or the "
-                                   "lease was lost; it will be published again by itself",
-                                   name);
-            }
-            if (is_first || info->bytes_served != shown.bytes_served || info->receivers != shown.receivers ||
-                info->is_published != shown.is_published)
-                show_served(app, info, is_live);
-            shown = *info;
-            is_first = false;
-        }
-        free(infos);
-    }
-    if (is_live)
-        terminal_clear();
 }

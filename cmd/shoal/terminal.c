@@ -8,6 +8,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int drawn_lines;
 
@@ -23,6 +25,18 @@ int terminal_width(void)
     if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 20)
         return size.ws_col < 200 ? size.ws_col : 200;
     return 80;
+}
+
+void terminal_cut(char *line, size_t size, int width)
+{
+    size_t len = strnlen(line, size), i = 0, columns = 0;
+    while (i < len && columns + 1 < (size_t)width) {
+        uint32_t code;
+        size_t step = utf8_decode(line + i, len - i, &code);
+        i += step ? step : 1;
+        columns++;
+    }
+    line[i < size ? i : size - 1] = '\0';
 }
 
 static void erase(void)

@@ -4,10 +4,13 @@
 #define SHOAL_CMD_TERMINAL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* Standard error is a terminal that can move its cursor. */
 bool terminal_is_live(void);
 int terminal_width(void);
+/* Ends line (a buffer of size bytes) before column width; UTF-8 is not torn. */
+void terminal_cut(char *line, size_t size, int width);
 
 /* Writes one line (newline is added) above the display. */
 void terminal_say(const char *line);
