@@ -40,7 +40,6 @@ def make(path, announce_url, piece_bytes):
         "name": os.path.basename(path),
         "piece length": piece_bytes,
         "pieces": bytes(hashes),
-        "private": 1,  # only the tracker's peers
     }
     return bencode({"announce": announce_url, "info": info})
 
