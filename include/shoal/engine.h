@@ -51,7 +51,16 @@ struct shoal_engine_config {
     int64_t connect_timeout_ms;  /* 0: 3000 */
     int64_t progress_timeout_ms; /* a request without progress for this long fails with TIMEOUT; 0: 10000 */
     unsigned max_connections;    /* accepted at the same time; 0: 4096 */
+    /* What this node sends and receives of READs and WRITEs, all peers together; 0: no limit; else
+     * SHOAL_RATE_LIMIT_MIN .. SHOAL_RATE_LIMIT_MAX. Waiting for it is no lack of progress. */
+    uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s;
+    unsigned upload_slots; /* READs of more than 64 KiB are answered to this many connections at a time, 1..1024; others
+                              take turns; 0: 4 */
 };
+
+#define SHOAL_RATE_LIMIT_MIN (64ull << 10)
+#define SHOAL_RATE_LIMIT_MAX (1ull << 40)
+#define SHOAL_UPLOAD_SLOTS_MAX 1024
 
 /* Joins the cluster: binds the address, then claims the name in the metadata service under a lease.
  * engine_out is set on success only. Blocks; call may be NULL (default 10 s).

@@ -49,6 +49,9 @@ struct shoal_store_config {
     int64_t lease_ttl_ms;            /* 0: 10000 */
     int64_t connect_timeout_ms;      /* 0: 3000 */
     int64_t progress_timeout_ms;     /* 0: 10000; a source silent for this long is left */
+    /* As in struct shoal_engine_config. */
+    uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s;
+    unsigned upload_slots;
 };
 
 /* Joins the cluster. Same errors as shoal_engine_create; UNSUPPORTED: RDMA asked for without a device. Default 10 s. */

@@ -25,6 +25,16 @@
 #define DEFAULT_CLUSTER "default"
 #define TIMEOUT_MAX_MS (24 * 3600 * 1000)
 
+/* Slower than the least, and peers would take the silence between two packets for a stall. */
+static enum shoal_status check_limit(const char *what, uint64_t bytes_per_s, struct shoal_error *error)
+{
+    if (bytes_per_s == 0 || (bytes_per_s >= SHOAL_RATE_LIMIT_MIN && bytes_per_s <= SHOAL_RATE_LIMIT_MAX))
+        return SHOAL_OK;
+    return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
+                     "%s limit of %llu bytes per second: it is 0 (none) or %llu..%llu", what,
+                     (unsigned long long)bytes_per_s, SHOAL_RATE_LIMIT_MIN, SHOAL_RATE_LIMIT_MAX);
+}
+
 static enum shoal_status check_config(const struct shoal_engine_config *public_config,
                                       struct shoal_engine_config *config, struct shoal_error *error)
 {
@@ -60,7 +70,12 @@ static enum shoal_status check_config(const struct shoal_engine_config *public_c
     if (config->connect_timeout_ms < 0 || config->connect_timeout_ms > TIMEOUT_MAX_MS ||
         config->progress_timeout_ms < 0 || config->progress_timeout_ms > TIMEOUT_MAX_MS)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine config: timeouts are between 1 ms and a day");
-    return SHOAL_OK;
+    if (config->upload_slots > SHOAL_UPLOAD_SLOTS_MAX)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine config: upload_slots is at most %d",
+                         SHOAL_UPLOAD_SLOTS_MAX);
+    if (check_limit("upload", config->upload_limit_bytes_per_s, error) != SHOAL_OK)
+        return SHOAL_INVALID_ARGUMENT;
+    return check_limit("download", config->download_limit_bytes_per_s, error);
 }
 
 static unsigned default_io_threads(void)
@@ -188,6 +203,9 @@ enum shoal_status shoal_engine_install_transport(struct shoal_engine *engine, co
                                  .memory = engine->memory,
                                  .connect_timeout_ms = engine->connect_timeout_ms,
                                  .progress_timeout_ms = engine->progress_timeout_ms,
+                                 .upload_limit_bytes_per_s = engine->upload_limit_bytes_per_s,
+                                 .download_limit_bytes_per_s = engine->download_limit_bytes_per_s,
+                                 .upload_slots = engine->upload_slots,
                                  .notify = on_notify,
                                  .notify_arg = engine,
                                  .args = args};
@@ -230,6 +248,9 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_config *public_c
     engine->lease_ttl_ms = config.lease_ttl_ms;
     engine->connect_timeout_ms = config.connect_timeout_ms;
     engine->progress_timeout_ms = config.progress_timeout_ms;
+    engine->upload_limit_bytes_per_s = config.upload_limit_bytes_per_s;
+    engine->download_limit_bytes_per_s = config.download_limit_bytes_per_s;
+    engine->upload_slots = config.upload_slots;
     engine->cluster = strdup(config.cluster);
     if (!engine->cluster) {
         status = error_no_memory(error);

@@ -34,6 +34,8 @@ struct shoal_engine {
     char *cluster, *server_name; /* owned */
     char address[HOSTPORT_TEXT_BYTES];
     int64_t lease_ttl_ms, connect_timeout_ms, progress_timeout_ms;
+    uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s;
+    unsigned upload_slots;
     struct meta *meta;                    /* owned */
     struct loop *loops[ENGINE_LOOPS_MAX]; /* owned */
     unsigned loop_count;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,10 +65,16 @@ static enum shoal_status publish_all(void *arg, int64_t lease, const struct call
 
 /* --- create and close --- */
 
-static enum shoal_status check_config(const struct shoal_store_config *config, struct shoal_error *error)
+/* Callers that were built before the limits came have a shorter structure. */
+static enum shoal_status check_config(const struct shoal_store_config *public_config, struct shoal_store_config *config,
+                                      struct shoal_error *error)
 {
-    if (!config || config->struct_size < sizeof *config)
+    if (!public_config || public_config->struct_size < offsetof(struct shoal_store_config, upload_limit_bytes_per_s) ||
+        public_config->struct_size > 4096)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "struct shoal_store_config: NULL or too small");
+    memset(config, 0, sizeof *config);
+    memcpy(config, public_config,
+           public_config->struct_size < sizeof *config ? public_config->struct_size : sizeof *config);
     if (config->digest_threads > 1024 || config->connect_timeout_ms < 0 || config->progress_timeout_ms < 0 ||
         config->lease_ttl_ms < 0)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "a number in the store's configuration is out of range");
@@ -101,6 +108,9 @@ static enum shoal_status create(struct shoal_store *store, const struct shoal_st
         .lease_ttl_ms = store->lease_ttl_ms,
         .connect_timeout_ms = store->connect_timeout_ms,
         .progress_timeout_ms = store->progress_timeout_ms,
+        .upload_limit_bytes_per_s = config->upload_limit_bytes_per_s,
+        .download_limit_bytes_per_s = config->download_limit_bytes_per_s,
+        .upload_slots = config->upload_slots,
     };
     const struct membership_listener listener = {.publish = publish_all, .arg = store};
     enum shoal_status status = shoal_engine_create(&engine_config, &engine_call, &store->engine, error);
@@ -136,12 +146,13 @@ static void destroy(struct shoal_store *store)
     free(store);
 }
 
-enum shoal_status shoal_store_create(const struct shoal_store_config *config, const struct shoal_call *call,
+enum shoal_status shoal_store_create(const struct shoal_store_config *public_config, const struct shoal_call *call,
                                      struct shoal_store **store_out, struct shoal_error *error)
 {
+    struct shoal_store_config config;
     struct shoal_store *store;
     struct call checked;
-    enum shoal_status status = check_config(config, error);
+    enum shoal_status status = check_config(public_config, &config, error);
 
     if (!status && !store_out)
         status = error_set(error, SHOAL_INVALID_ARGUMENT, 0, "store_out is NULL");
@@ -156,11 +167,11 @@ enum shoal_status shoal_store_create(const struct shoal_store_config *config, co
     cond_init(&store->idle);
     map_init(&store->catalog);
     list_init(&store->calls);
-    store->connect_timeout_ms = config->connect_timeout_ms ? config->connect_timeout_ms : CONNECT_TIMEOUT_MS;
-    store->progress_timeout_ms = config->progress_timeout_ms ? config->progress_timeout_ms : PROGRESS_TIMEOUT_MS;
-    store->lease_ttl_ms = config->lease_ttl_ms ? config->lease_ttl_ms : LEASE_TTL_MS;
-    store->cluster = strdup(config->cluster ? config->cluster : "default");
-    status = store->cluster ? create(store, config, &checked, error) : error_no_memory(error);
+    store->connect_timeout_ms = config.connect_timeout_ms ? config.connect_timeout_ms : CONNECT_TIMEOUT_MS;
+    store->progress_timeout_ms = config.progress_timeout_ms ? config.progress_timeout_ms : PROGRESS_TIMEOUT_MS;
+    store->lease_ttl_ms = config.lease_ttl_ms ? config.lease_ttl_ms : LEASE_TTL_MS;
+    store->cluster = strdup(config.cluster ? config.cluster : "default");
+    status = store->cluster ? create(store, &config, &checked, error) : error_no_memory(error);
     if (status) {
         destroy(store);
         return status;

@@ -501,7 +501,7 @@ static bool tcp_is_reachable(struct transport *transport, const char *address, u
 
 /* --- shards --- */
 
-static int64_t tick_ms(const struct tcp *tcp)
+int64_t tcp_tick_ms(const struct tcp *tcp)
 {
     int64_t interval = tcp->env.progress_timeout_ms / 4;
 
@@ -514,7 +514,7 @@ static void tick(void *arg)
     struct tcp *tcp = shard->tcp;
     int64_t now_ms = clock_now_ms();
     /* This process was stopped or starved: what arrived meanwhile has not been looked at, so blame nobody yet. */
-    bool is_late = now_ms - shard->ticked_ms > 2 * tick_ms(tcp) + 200;
+    bool is_late = now_ms - shard->ticked_ms > 2 * tcp_tick_ms(tcp) + 200;
 
     shard->ticked_ms = now_ms;
     LIST_FOR_EACH_SAFE (client, &shard->clients, struct tcp_client, node) {
@@ -527,7 +527,7 @@ static void tick(void *arg)
         tcp_server_tick(tcp_server_of(node), now_ms, is_late);
     }
     if (!list_is_empty(&shard->clients) || !list_is_empty(&shard->servers))
-        loop_timer_start(&shard->tick, tick_ms(tcp));
+        loop_timer_start(&shard->tick, tcp_tick_ms(tcp));
     tcp_run_outbox(tcp);
 }
 
@@ -536,7 +536,40 @@ void tcp_shard_arm_tick(struct tcp_shard *shard)
     if (loop_timer_is_running(&shard->tick))
         return;
     shard->ticked_ms = clock_now_ms();
-    loop_timer_start(&shard->tick, tick_ms(shard->tcp));
+    loop_timer_start(&shard->tick, tcp_tick_ms(shard->tcp));
+}
+
+static void throttle(void *arg)
+{
+    struct tcp_shard *shard = arg;
+    struct tcp *tcp = shard->tcp;
+
+    tcp_shard_unthrottle(shard);
+    tcp_run_outbox(tcp);
+}
+
+static void lend_check(void *arg)
+{
+    struct tcp_shard *shard = arg;
+
+    if (upload_lend_stalled(&shard->tcp->uploads, clock_now_ms()))
+        loop_timer_start(&shard->lend_check, TCP_LEND_CHECK_MS);
+}
+
+static void run_granted(void *arg)
+{
+    struct tcp_shard *shard = arg;
+    struct upload_turn *turn;
+
+    while ((turn = upload_take_granted(&shard->tcp->uploads, &shard->uploads)))
+        tcp_server_granted(turn);
+}
+
+static void post_granted(void *arg)
+{
+    struct tcp_shard *shard = arg;
+
+    loop_post(shard->loop, &shard->granted_task, run_granted, shard);
 }
 
 struct evict_call {
@@ -590,6 +623,11 @@ static void start_shard(void *arg)
     struct shard_call *call = arg;
 
     call->status = loop_timer_init(&call->shard->tick, call->shard->loop, tick, call->shard, call->error);
+    if (call->status == SHOAL_OK)
+        call->status = loop_timer_init(&call->shard->throttle, call->shard->loop, throttle, call->shard, call->error);
+    if (call->status == SHOAL_OK)
+        call->status =
+            loop_timer_init(&call->shard->lend_check, call->shard->loop, lend_check, call->shard, call->error);
 }
 
 static void stop_shard(void *arg)
@@ -601,6 +639,8 @@ static void stop_shard(void *arg)
         tcp_server_close(tcp_server_of(node));
     }
     loop_timer_release(&shard->tick);
+    loop_timer_release(&shard->throttle);
+    loop_timer_release(&shard->lend_check);
 }
 
 static void stop_peers(void *arg)
@@ -621,6 +661,13 @@ static void tcp_free(struct tcp *tcp)
     for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
         if (tcp->shards[i].tcp)
             loop_call(tcp->shards[i].loop, stop_shard, &tcp->shards[i]);
+    /* Each connection that went may have posted a grant to another's shard. */
+    for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
+        if (tcp->shards[i].tcp)
+            loop_call(tcp->shards[i].loop, nothing, NULL);
+    upload_release(&tcp->uploads);
+    rate_release(&tcp->upload_limit);
+    rate_release(&tcp->download_limit);
     cond_release(&tcp->changed);
     mutex_release(&tcp->mutex);
     free(tcp->shards);
@@ -641,6 +688,9 @@ static enum shoal_status tcp_create(const struct transport_env *env, struct tran
     list_init(&tcp->gone);
     mutex_init(&tcp->mutex, RANK_TRANSPORT);
     cond_init(&tcp->changed);
+    upload_init(&tcp->uploads, env->upload_slots);
+    rate_init(&tcp->upload_limit, env->upload_limit_bytes_per_s);
+    rate_init(&tcp->download_limit, env->download_limit_bytes_per_s);
     tcp->shards = calloc(env->data_loop_count, sizeof *tcp->shards);
     if (!tcp->shards) {
         tcp->env.data_loop_count = 0;
@@ -653,6 +703,8 @@ static enum shoal_status tcp_create(const struct transport_env *env, struct tran
         *call.shard = (struct tcp_shard){.tcp = tcp, .loop = env->data_loops[i]};
         list_init(&call.shard->clients);
         list_init(&call.shard->servers);
+        list_init(&call.shard->throttled);
+        upload_group_init(&call.shard->uploads, post_granted, call.shard);
         loop_call(call.shard->loop, start_shard, &call);
         if (call.status != SHOAL_OK) {
             tcp_free(tcp);
@@ -682,6 +734,9 @@ static bool tcp_metrics(struct transport *transport, struct buf *out)
 {
     struct tcp *tcp = tcp_of(transport);
     struct tcp_counters *c = &tcp->counters;
+    uint64_t slot_waits, slots_lent;
+    const uint64_t throttled_out_ms = __atomic_load_n(&c->throttled_out_ns, __ATOMIC_RELAXED) / 1000000,
+                   throttled_in_ms = __atomic_load_n(&c->throttled_in_ns, __ATOMIC_RELAXED) / 1000000;
     const struct {
         const char *name, *labels, *kind, *help;
         const uint64_t *value;
@@ -707,10 +762,18 @@ static bool tcp_metrics(struct transport *transport, struct buf *out)
         {"serve_stalls_total", "", "counter", "Peers dropped because they made no progress.", &c->serve_stalls},
         {"protocol_errors_total", "", "counter", "Connections closed for a violated protocol.", &c->protocol_errors},
         {"evictions_total", "", "counter", "Connections closed to release memory.", &c->evictions},
+        {"upload_slot_waits_total", "", "counter", "Turns to be sent to that had to wait for an upload slot.",
+         &slot_waits},
+        {"upload_slots_lent_total", "", "counter", "Upload slots lent on because their peer took nothing.",
+         &slots_lent},
+        {"throttled_ms_total", "{direction=\"upload\"}", "counter",
+         "Time that connections waited for the rate limit, ms.", &throttled_out_ms},
+        {"throttled_ms_total", "{direction=\"download\"}", NULL, NULL, &throttled_in_ms},
         {"connections", "{side=\"client\"}", "gauge", "Open data connections.", &c->client_connections},
         {"connections", "{side=\"server\"}", NULL, NULL, &c->server_connections},
     };
 
+    upload_counters(&tcp->uploads, &slot_waits, &slots_lent);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (rows[i].kind &&
             !buf_append_format(out, "# HELP shoal_transport_tcp_%s %s\n# TYPE shoal_transport_tcp_%s %s\n",

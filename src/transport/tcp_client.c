@@ -195,6 +195,8 @@ static void client_end(struct tcp_client *client, enum end_reason reason, const 
     if (client->is_dead)
         return;
     client->is_dead = true;
+    tcp_meter_release(&client->meter_in);
+    tcp_meter_release(&client->meter_out);
     loop_io_release(&client->io);
     tcp_stream_release(&client->stream);
     list_remove(&client->node);
@@ -314,7 +316,10 @@ static bool flush(struct tcp_client *client)
     if (client->is_dead)
         return false;
     start_waiting(client);
-    step = tcp_stream_send(&client->stream, &saved);
+    do
+        step = tcp_stream_send(&client->stream, &saved);
+    while (step == TCP_STEP_HELD &&
+           tcp_meter_take(&client->meter_out, tcp_stream_out_wanted(&client->stream), &client->stream.out_allowance));
     if (step == TCP_STEP_FAULT) {
         struct list_node *node = list_first(&client->stream.out);
         struct tcp_slot *slot = container_of(container_of(node, struct tcp_out, node), struct tcp_slot, out);
@@ -328,7 +333,8 @@ static bool flush(struct tcp_client *client)
         client_lost(client, saved);
         return false;
     }
-    loop_io_set(&client->io, LOOP_READ | (step == TCP_STEP_DONE ? 0u : (unsigned)LOOP_WRITE));
+    loop_io_set(&client->io, (tcp_meter_is_waiting(&client->meter_in) ? 0u : (unsigned)LOOP_READ) |
+                                 (step == TCP_STEP_DONE || step == TCP_STEP_HELD ? 0u : (unsigned)LOOP_WRITE));
     return true;
 }
 
@@ -481,9 +487,16 @@ static const struct tcp_stream_ops client_stream_ops = {
 
 static void receive(struct tcp_client *client)
 {
+    enum tcp_step step;
     int saved = 0;
 
-    switch (tcp_stream_receive(&client->stream, &saved)) {
+    if (client->is_dead || tcp_meter_is_waiting(&client->meter_in))
+        return;
+    do
+        step = tcp_stream_receive(&client->stream, &saved);
+    while (step == TCP_STEP_HELD &&
+           tcp_meter_take(&client->meter_in, client->stream.body_left, &client->stream.in_allowance));
+    switch (step) {
     case TCP_STEP_LOST:
         client_lost(client, saved);
         break;
@@ -504,6 +517,24 @@ static void client_io(void *arg, unsigned events)
         receive(client);
     flush(client);
     tcp_run_outbox(tcp);
+}
+
+/* A rate limit lets it go on. Its silence was ours. */
+static void resume_in(void *arg)
+{
+    struct tcp_client *client = arg;
+
+    client->stream.moved_in_ms = clock_now_ms();
+    receive(client);
+    flush(client);
+}
+
+static void resume_out(void *arg)
+{
+    struct tcp_client *client = arg;
+
+    client->stream.moved_out_ms = clock_now_ms();
+    flush(client);
 }
 
 /* true: the request is done or will be, without the connection's end. */
@@ -635,9 +666,14 @@ void tcp_client_abort(struct tcp_client *client)
 void tcp_client_tick(struct tcp_client *client, int64_t now_ms)
 {
     struct tcp_stream *stream = &client->stream;
-    int64_t moved_ms = stream->moved_in_ms > stream->moved_out_ms ? stream->moved_in_ms : stream->moved_out_ms;
-    int64_t limit_ms = client->tcp->env.progress_timeout_ms;
+    int64_t limit_ms = client->tcp->env.progress_timeout_ms, moved_ms;
     struct shoal_error why;
+
+    if (!list_is_empty(&stream->out))
+        tcp_stream_look_at_acks(stream, now_ms);
+    if (tcp_meter_is_waiting(&client->meter_in) || tcp_meter_is_waiting(&client->meter_out))
+        stream->moved_in_ms = now_ms;
+    moved_ms = stream->moved_in_ms > stream->moved_out_ms ? stream->moved_in_ms : stream->moved_out_ms;
 
     if (client->used_slots == 0) {
         if (list_is_empty(&client->waiting) && now_ms - client->idle_since_ms >= TCP_CLIENT_IDLE_MS) {
@@ -717,8 +753,14 @@ struct tcp_client *tcp_client_create(struct tcp *tcp, struct tcp_shard *shard, s
         list_push_back(&client->free_slots, &client->slots[i].node);
         list_node_init(&client->slots[i].out.node);
     }
-    tcp_stream_tune(fd);
     tcp_stream_init(&client->stream, &client_stream_ops, fd);
+    tcp_stream_tune(&client->stream, tcp->env.download_limit_bytes_per_s);
+    tcp_meter_init(&client->meter_in, shard, &tcp->download_limit, &tcp->counters.throttled_in_ns, resume_in, client);
+    tcp_meter_init(&client->meter_out, shard, &tcp->upload_limit, &tcp->counters.throttled_out_ns, resume_out, client);
+    if (rate_is_limited(&tcp->download_limit))
+        client->stream.in_allowance = 0;
+    if (rate_is_limited(&tcp->upload_limit))
+        client->stream.out_allowance = 0;
     tcp_count(&tcp->counters.client_connections, 1);
     loop_post(shard->loop, &client->attach_task, attach, client);
     return client;

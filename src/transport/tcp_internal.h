@@ -13,8 +13,10 @@
 
 #include "base/hostport.h"
 #include "base/mutex.h"
+#include "transport/rate.h"
 #include "transport/tcp_stream.h"
 #include "transport/transport.h"
+#include "transport/upload.h"
 
 #define TCP_LANES_MAX 4
 #define TCP_SLOTS 128                    /* unanswered requests of one connection */
@@ -26,6 +28,9 @@
 #define TCP_SERVER_IDLE_MS 90000
 #define TCP_REPLIES_MAX 256 /* queued answers before a serving connection stops reading */
 #define TCP_CLIENT_CONNECTIONS_MAX 2048
+#define TCP_LEND_CHECK_MS 100       /* while somebody waits for an upload slot */
+#define TCP_SMALL_BODY_BYTES 65536u /* up to this a READ is answered without waiting for a slot */
+#define TCP_TRICKLE_BYTES 4096u     /* what a peer that waits for a slot gets now and then, to know that it waits */
 
 /* enum shoal_op continued: a request of the transport itself. */
 #define TCP_OP_NOTIFY 3
@@ -52,6 +57,7 @@ struct tcp_counters {                                           /* atomic, relax
     uint64_t serve_refusals, serve_faults;             /* refused requests; memory found inaccessible */
     uint64_t serve_stalls, protocol_errors, evictions; /* connections closed for that */
     uint64_t client_connections, server_connections;   /* open now */
+    uint64_t throttled_out_ns, throttled_in_ns;        /* connections waited for a rate limit */
 };
 
 /* What one data loop hosts. */
@@ -63,6 +69,24 @@ struct tcp_shard {
     struct list servers; /* struct tcp_server */
     struct loop_timer tick;
     int64_t ticked_ms;
+    struct list throttled; /* struct tcp_meter */
+    struct loop_timer throttle;
+    int64_t throttle_ns;          /* what it is set to */
+    struct loop_timer lend_check; /* runs while a connection of this shard waits for an upload slot */
+    struct upload_group uploads;
+    struct loop_task granted_task;
+};
+
+/* One direction of one connection under a rate limit. Shard thread. */
+struct tcp_meter {
+    struct list_node node; /* in shard->throttled while it waits */
+    struct tcp_shard *shard;
+    struct rate_limiter *limiter;
+    uint64_t *throttled_ns; /* counter */
+    uint64_t reserved;      /* not in the allowance yet, because it is not ready_ns */
+    int64_t ready_ns;
+    void (*resume)(void *arg);
+    void *arg;
 };
 
 struct tcp {
@@ -70,6 +94,8 @@ struct tcp {
     struct tcp_shard *shards; /* owned, env.data_loop_count */
     unsigned lane_count;
     struct tcp_counters counters;
+    struct upload_scheduler uploads;
+    struct rate_limiter upload_limit, download_limit;
 
     /* loop 0 */
     struct list peers; /* struct tcp_peer */
@@ -126,6 +152,7 @@ struct tcp_client {
 
     /* shard thread */
     struct tcp_stream stream;
+    struct tcp_meter meter_in, meter_out;
     struct loop_io io;
     bool is_dead, is_full;
     struct list waiting; /* transport_request.node: no slot or window yet */
@@ -157,6 +184,22 @@ void tcp_live(struct tcp *tcp, int by);
 struct shoal_error *tcp_error(enum shoal_status status, int sys_errno, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void tcp_shard_arm_tick(struct tcp_shard *shard);
+int64_t tcp_tick_ms(const struct tcp *tcp);
+
+/* tcp_meter.c; all on the shard's thread */
+void tcp_meter_init(struct tcp_meter *meter, struct tcp_shard *shard, struct rate_limiter *limiter,
+                    uint64_t *throttled_ns, void (*resume)(void *arg), void *arg);
+void tcp_meter_release(struct tcp_meter *meter);
+static inline bool tcp_meter_is_waiting(const struct tcp_meter *meter)
+{
+    return list_node_is_linked(&meter->node);
+}
+/* Of one that waits. */
+int64_t tcp_meter_wait_ms(const struct tcp_meter *meter);
+/* Adds to an allowance that is used up, at most wanted. false: not yet; resume is called when it is time. The limiter
+ * must have a limit. */
+bool tcp_meter_take(struct tcp_meter *meter, uint64_t wanted, uint64_t *allowance);
+void tcp_shard_unthrottle(struct tcp_shard *shard);
 
 /* tcp_client.c */
 /* Takes over fd. NULL: out of memory (fd is closed). Loop 0; starts to live on its shard at once. */
@@ -176,6 +219,7 @@ void tcp_server_accept(struct tcp_shard *shard, int fd, const char *peer_name); 
 void tcp_server_tick(struct tcp_server *server, int64_t now_ms, bool is_late);
 struct tcp_server *tcp_server_of(struct list_node *node);
 void tcp_server_close(struct tcp_server *server);
+void tcp_server_granted(struct upload_turn *turn); /* its turn to send bodies has come */
 bool tcp_server_uses(const struct tcp_server *server, const struct memory_region *region);
 
 #endif

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The serving side of a data connection: reads and writes registered memory for a peer while it holds a pin on it. */
+/* The serving side of a data connection: reads and writes registered memory for a peer while it holds a pin on it.
+ *
+ * Bodies of READs that are not small wait in `held` for the connection's turn (upload.h). One of them at a time is in
+ * the stream's queue, behind its gate: open while it is the connection's turn, closed else, and then opened a crack now
+ * and then (a trickle), so that the peer sees that this node is alive. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +37,13 @@ struct tcp_server {
     struct loop_task attach_task;
     int64_t active_ms;
     struct tcp_stream stream;
+    struct tcp_meter meter_in, meter_out;
     struct loop_io io;
     bool is_dead, is_paused;
+    struct upload_turn turn;
+    struct list held;        /* tcp_reply.out.node */
+    struct tcp_reply *large; /* in stream.out; NULL: none */
+    uint64_t ticked_bytes_out;
     unsigned reply_count, grant_count, spare_count;
     struct list grants;
     struct list spare_replies; /* tcp_reply.out.node, spare_count of them */
@@ -62,6 +71,16 @@ static struct tcp_counters *counters(struct tcp_server *server)
 static struct memory_table *memory(struct tcp_server *server)
 {
     return server->shard->tcp->env.memory;
+}
+
+static struct upload_scheduler *uploads(struct tcp_server *server)
+{
+    return &server->shard->tcp->uploads;
+}
+
+static struct tcp_reply *reply_of(struct list_node *node)
+{
+    return container_of(container_of(node, struct tcp_out, node), struct tcp_reply, out);
 }
 
 static void grant_free(struct tcp_server *server, struct tcp_grant *grant)
@@ -92,14 +111,19 @@ void tcp_server_close(struct tcp_server *server)
 {
     struct list_node *node;
 
+    tcp_meter_release(&server->meter_in);
+    tcp_meter_release(&server->meter_out);
+    upload_leave(uploads(server), &server->turn, clock_now_ms());
     loop_io_release(&server->io);
     tcp_stream_release(&server->stream);
     while ((node = list_pop_front(&server->stream.out)))
-        reply_done(server, container_of(container_of(node, struct tcp_out, node), struct tcp_reply, out));
+        reply_done(server, reply_of(node));
+    while ((node = list_pop_front(&server->held)))
+        reply_done(server, reply_of(node));
     while ((node = list_first(&server->grants)))
         grant_free(server, container_of(node, struct tcp_grant, node));
     while ((node = list_pop_front(&server->spare_replies)))
-        free(container_of(container_of(node, struct tcp_out, node), struct tcp_reply, out));
+        free(reply_of(node));
     list_remove(&server->node);
     tcp_count(&counters(server)->server_connections, (uint64_t)-1);
     endpoint_released(server->shard->tcp->env.endpoint);
@@ -118,7 +142,7 @@ static bool answer(struct tcp_server *server, const struct data_frame *frame, co
 
     if (node) {
         server->spare_count--;
-        reply = container_of(container_of(node, struct tcp_out, node), struct tcp_reply, out);
+        reply = reply_of(node);
     } else {
         reply = calloc(1, sizeof *reply);
         if (!reply) {
@@ -130,7 +154,11 @@ static bool answer(struct tcp_server *server, const struct data_frame *frame, co
     reply->id = frame->id;
     reply->region = region;
     server->reply_count++;
-    tcp_stream_queue(&server->stream, &reply->out, frame, body, text);
+    tcp_stream_prepare(&reply->out, frame, body, text);
+    if (reply->out.body_len > TCP_SMALL_BODY_BYTES)
+        list_push_back(&server->held, &reply->out.node);
+    else
+        tcp_stream_push(&server->stream, &reply->out);
     return true;
 }
 
@@ -146,6 +174,63 @@ static bool say(struct tcp_server *server, enum data_type type, uint64_t id)
     return answer(server, &(struct data_frame){.type = (uint8_t)type, .id = id}, NULL, NULL, NULL);
 }
 
+/* --- turns --- */
+
+/* The next body that waits goes into the stream's queue. */
+static void start_large(struct tcp_server *server, uint64_t gate)
+{
+    server->large = reply_of(list_pop_front(&server->held));
+    server->large->out.gate = gate < server->large->out.body_len ? gate : server->large->out.body_len;
+    tcp_stream_push(&server->stream, &server->large->out);
+}
+
+static bool is_gate_closed(const struct tcp_server *server)
+{
+    return server->large && server->large->out.gate <= server->large->out.body_sent;
+}
+
+static void open_gate(struct tcp_server *server, uint64_t bytes)
+{
+    struct tcp_out *out = &server->large->out;
+
+    if (is_gate_closed(server))
+        server->stream.moved_out_ms = clock_now_ms();
+    out->gate = bytes < out->body_len - out->body_sent ? out->body_sent + bytes : out->body_len;
+}
+
+/* Gets a turn for what is to be sent, if there is one. */
+static void seek_turn(struct tcp_server *server)
+{
+    if (server->large ? server->large->out.gate == server->large->out.body_len : list_is_empty(&server->held))
+        return;
+    if (upload_wants(uploads(server), &server->turn, clock_now_ms())) {
+        if (server->large)
+            open_gate(server, UINT64_MAX);
+        else
+            start_large(server, UINT64_MAX);
+    } else if (!loop_timer_is_running(&server->shard->lend_check)) {
+        loop_timer_start(&server->shard->lend_check, TCP_LEND_CHECK_MS);
+    }
+}
+
+/* The peer took something of its large body. */
+static void use_turn(struct tcp_server *server)
+{
+    if (!upload_moved(uploads(server), &server->turn, clock_now_ms())) {
+        server->large->out.gate = server->large->out.body_sent;
+        seek_turn(server); /* somebody looks after those who hold the slots */
+    }
+}
+
+/* A peer whose turn does not come would take the silence for this node's death. */
+static void trickle(struct tcp_server *server)
+{
+    if (server->large)
+        open_gate(server, TCP_TRICKLE_BYTES);
+    else
+        start_large(server, TCP_TRICKLE_BYTES);
+}
+
 static void on_sent(struct tcp_stream *stream, struct tcp_out *out)
 {
     struct tcp_server *server = server_of(stream);
@@ -154,6 +239,11 @@ static void on_sent(struct tcp_stream *stream, struct tcp_out *out)
     if (reply->region) {
         tcp_count(&counters(server)->served_reads, 1);
         tcp_count(&counters(server)->served_read_bytes, out->body_len);
+    }
+    if (reply == server->large) {
+        server->large = NULL;
+        if (upload_sent(uploads(server), &server->turn, !list_is_empty(&server->held), clock_now_ms()))
+            start_large(server, UINT64_MAX);
     }
     reply_done(server, reply);
 }
@@ -228,6 +318,15 @@ static bool on_chunk_end(struct tcp_server *server)
     return say(server, DATA_DONE, id);
 }
 
+static void drop_unbegun(struct tcp_server *server, struct tcp_reply *reply)
+{
+    if (server->large == reply)
+        server->large = NULL;
+    reply_done(server, reply);
+    if (!server->large && list_is_empty(&server->held))
+        upload_leave(uploads(server), &server->turn, clock_now_ms());
+}
+
 static bool on_abort(struct tcp_server *server, uint64_t id)
 {
     struct tcp_grant *grant = find_grant(server, id);
@@ -241,7 +340,16 @@ static bool on_abort(struct tcp_server *server, uint64_t id)
 
         if (reply->id == id && reply->region && !tcp_out_is_begun(out)) {
             list_remove(&out->node);
-            reply_done(server, reply);
+            drop_unbegun(server, reply);
+            return refuse(server, id, DATA_CODE_CANCELED, "");
+        }
+    }
+    LIST_FOR_EACH (out, &server->held, struct tcp_out, node) {
+        struct tcp_reply *reply = container_of(out, struct tcp_reply, out);
+
+        if (reply->id == id) {
+            list_remove(&out->node);
+            drop_unbegun(server, reply);
             return refuse(server, id, DATA_CODE_CANCELED, "");
         }
     }
@@ -340,8 +448,7 @@ static const struct tcp_stream_ops server_stream_ops = {
 
 static void on_unreadable(struct tcp_server *server)
 {
-    struct list_node *node = list_first(&server->stream.out);
-    struct tcp_reply *reply = container_of(container_of(node, struct tcp_out, node), struct tcp_reply, out);
+    struct tcp_reply *reply = reply_of(list_first(&server->stream.out));
 
     tcp_count(&counters(server)->serve_faults, 1);
     LOG_WARN("registered memory at %p is unreadable (was a mapped file truncated?)", reply->out.body);
@@ -349,68 +456,138 @@ static void on_unreadable(struct tcp_server *server)
         memory_mark_faulty(memory(server), reply->region);
 }
 
-static void server_io(void *arg, unsigned events)
+static void receive(struct tcp_server *server)
 {
-    struct tcp_server *server = arg;
     enum tcp_step step;
     int saved = 0;
 
-    server->active_ms = clock_now_ms();
-    if ((events & LOOP_READ) && !server->is_paused) {
+    if (server->is_paused || tcp_meter_is_waiting(&server->meter_in))
+        return;
+    do
         step = tcp_stream_receive(&server->stream, &saved);
-        if (step == TCP_STEP_PROTOCOL) {
-            tcp_count(&counters(server)->protocol_errors, 1);
-            LOG_WARN("'%s' sent something that is not a frame: connection closed", server->peer_name);
-        }
-        if (step == TCP_STEP_LOST || step == TCP_STEP_PROTOCOL)
-            server->is_dead = true;
+    while (step == TCP_STEP_HELD &&
+           tcp_meter_take(&server->meter_in, server->stream.body_left, &server->stream.in_allowance));
+    if (step == TCP_STEP_PROTOCOL) {
+        tcp_count(&counters(server)->protocol_errors, 1);
+        LOG_WARN("'%s' sent something that is not a frame: connection closed", server->peer_name);
     }
-    step = TCP_STEP_DONE;
-    if (!server->is_dead) {
-        step = tcp_stream_send(&server->stream, &saved);
-        if (step == TCP_STEP_FAULT)
-            on_unreadable(server); /* in the middle of an answer: the peer asks again and is refused */
-        if (step == TCP_STEP_FAULT || step == TCP_STEP_LOST)
-            server->is_dead = true;
-    }
+    if (step == TCP_STEP_LOST || step == TCP_STEP_PROTOCOL)
+        server->is_dead = true;
+}
+
+static enum tcp_step send_some(struct tcp_server *server)
+{
+    struct tcp_stream *stream = &server->stream;
+    const struct tcp_reply *large;
+    uint64_t large_sent;
+    enum tcp_step step;
+    int saved = 0;
+
+    do {
+        seek_turn(server);
+        large = server->large;
+        large_sent = large ? large->out.body_sent : 0;
+        step = tcp_stream_send(stream, &saved);
+        /* If it is another one now, upload_sent was told. */
+        if (large && large == server->large && large->out.body_sent > large_sent)
+            use_turn(server);
+    } while (step == TCP_STEP_HELD && !tcp_meter_is_waiting(&server->meter_out) && stream->out_allowance == 0 &&
+             tcp_meter_take(&server->meter_out, tcp_stream_out_wanted(stream), &stream->out_allowance));
+    if (tcp_meter_is_waiting(&server->meter_out) && server->large)
+        upload_excuse(uploads(server), &server->turn, clock_now_ms() + tcp_meter_wait_ms(&server->meter_out));
+    if (step == TCP_STEP_FAULT)
+        on_unreadable(server); /* in the middle of an answer: the peer asks again and is refused */
+    if (step == TCP_STEP_FAULT || step == TCP_STEP_LOST)
+        server->is_dead = true;
+    return step;
+}
+
+static void server_io(void *arg, unsigned events)
+{
+    struct tcp_server *server = arg;
+    enum tcp_step step = TCP_STEP_DONE;
+
+    server->active_ms = clock_now_ms();
+    if (events & LOOP_READ)
+        receive(server);
+    if (!server->is_dead)
+        step = send_some(server);
     if (server->is_dead) {
         tcp_server_close(server);
         return;
     }
     if (server->is_paused && server->reply_count < TCP_REPLIES_MAX / 2)
         server->is_paused = false;
-    loop_io_set(&server->io,
-                (server->is_paused ? 0u : (unsigned)LOOP_READ) | (step == TCP_STEP_DONE ? 0u : (unsigned)LOOP_WRITE));
+    loop_io_set(&server->io, (server->is_paused || tcp_meter_is_waiting(&server->meter_in) ? 0u : (unsigned)LOOP_READ) |
+                                 (step == TCP_STEP_DONE || step == TCP_STEP_HELD ? 0u : (unsigned)LOOP_WRITE));
+}
+
+void tcp_server_granted(struct upload_turn *turn)
+{
+    server_io(container_of(turn, struct tcp_server, turn), 0);
+}
+
+static void resume_in(void *arg)
+{
+    struct tcp_server *server = arg;
+
+    server->stream.moved_in_ms = clock_now_ms();
+    server_io(server, LOOP_READ);
+}
+
+static void resume_out(void *arg)
+{
+    struct tcp_server *server = arg;
+
+    server->stream.moved_out_ms = clock_now_ms();
+    server_io(server, 0);
 }
 
 void tcp_server_tick(struct tcp_server *server, int64_t now_ms, bool is_late)
 {
     struct tcp_stream *stream = &server->stream;
-    int64_t limit_ms = server->shard->tcp->env.progress_timeout_ms;
-    int64_t moved_ms = stream->moved_in_ms > stream->moved_out_ms ? stream->moved_in_ms : stream->moved_out_ms;
-    bool is_stalled;
+    struct tcp *tcp = server->shard->tcp;
+    int64_t limit_ms = tcp->env.progress_timeout_ms, interval_ms = tcp_tick_ms(tcp), moved_ms;
+    bool is_stalled, waits_for_us;
 
+    tcp_stream_tune_unsent(stream, (stream->bytes_out - server->ticked_bytes_out) * 1000 / (uint64_t)interval_ms);
+    server->ticked_bytes_out = stream->bytes_out;
     if (is_late) {
         stream->moved_in_ms = stream->moved_out_ms = now_ms;
         return;
     }
+    if (!list_is_empty(&stream->out))
+        tcp_stream_look_at_acks(stream, now_ms);
+    if (tcp_meter_is_waiting(&server->meter_in))
+        stream->moved_in_ms = now_ms;
+    moved_ms = stream->moved_in_ms > stream->moved_out_ms ? stream->moved_in_ms : stream->moved_out_ms;
+    waits_for_us = tcp_meter_is_waiting(&server->meter_out) ||
+                   (is_gate_closed(server) && list_first(&stream->out) == &server->large->out.node);
     /* Pins are never held for ever by a peer that does not read, or does not send what it was granted. */
     is_stalled =
-        (!list_is_empty(&stream->out) && now_ms - stream->moved_out_ms >= limit_ms) ||
+        (!list_is_empty(&stream->out) && !waits_for_us && now_ms - stream->moved_out_ms >= limit_ms) ||
         ((server->grant_count > 0 || stream->body_left > 0 || stream->head_have > 0) && now_ms - moved_ms >= limit_ms);
     if (is_stalled) {
         tcp_count(&counters(server)->serve_stalls, 1);
         LOG_WARN("'%s' made no progress for %lld ms: connection closed", server->peer_name, (long long)limit_ms);
         tcp_server_close(server);
-    } else if (list_is_empty(&stream->out) && server->grant_count == 0 &&
+    } else if (list_is_empty(&stream->out) && list_is_empty(&server->held) && server->grant_count == 0 &&
                now_ms - server->active_ms >= TCP_SERVER_IDLE_MS) {
         tcp_server_close(server);
+    } else if ((server->large ? is_gate_closed(server) : !list_is_empty(&server->held)) &&
+               now_ms - stream->moved_out_ms >= interval_ms / 2 && upload_is_waiting(&tcp->uploads, &server->turn)) {
+        trickle(server);
+        server_io(server, 0);
     }
 }
 
 bool tcp_server_uses(const struct tcp_server *server, const struct memory_region *region)
 {
     LIST_FOR_EACH (out, &server->stream.out, struct tcp_out, node) {
+        if (container_of(out, struct tcp_reply, out)->region == region)
+            return true;
+    }
+    LIST_FOR_EACH (out, &server->held, struct tcp_out, node) {
         if (container_of(out, struct tcp_reply, out)->region == region)
             return true;
     }
@@ -452,8 +629,17 @@ void tcp_server_accept(struct tcp_shard *shard, int fd, const char *peer_name)
     list_init(&server->grants);
     list_init(&server->spare_replies);
     memcpy(server->peer_name, peer_name, strnlen(peer_name, HELLO_NAME_MAX_BYTES));
-    tcp_stream_tune(fd);
+    list_init(&server->held);
+    upload_turn_init(&server->turn, &shard->uploads);
     tcp_stream_init(&server->stream, &server_stream_ops, fd);
+    tcp_stream_tune(&server->stream, tcp->env.download_limit_bytes_per_s);
+    tcp_stream_tune_unsent(&server->stream, 0);
+    tcp_meter_init(&server->meter_in, shard, &tcp->download_limit, &tcp->counters.throttled_in_ns, resume_in, server);
+    tcp_meter_init(&server->meter_out, shard, &tcp->upload_limit, &tcp->counters.throttled_out_ns, resume_out, server);
+    if (rate_is_limited(&tcp->download_limit))
+        server->stream.in_allowance = 0;
+    if (rate_is_limited(&tcp->upload_limit))
+        server->stream.out_allowance = 0;
     tcp_count(&tcp->counters.server_connections, 1);
     tcp_live(tcp, 1);
     loop_post(shard->loop, &server->attach_task, attach, server);

@@ -2,9 +2,11 @@
 #include "transport/tcp_stream.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -16,11 +18,19 @@
 #define TURN_BYTES (4u << 20)
 #define IOV_MAX_FRAMES 32
 #define SAME_HOST_SEND_BUFFER_BYTES (512 << 10)
+/* Unsent bytes that the kernel may hold: 10 ms of what the connection moves, between these. */
+#define UNSENT_MIN_BYTES (128 << 10)
+#define UNSENT_MAX_BYTES (4 << 20)
+#define UNSENT_PER_S 100
+/* Receive buffer of a connection with a limit: a quarter of a second of it, between these. */
+#define LIMITED_RECEIVE_MIN_BYTES (64 << 10)
+#define LIMITED_RECEIVE_MAX_BYTES (4 << 20)
 
 void tcp_stream_init(struct tcp_stream *stream, const struct tcp_stream_ops *ops, int fd)
 {
     *stream = (struct tcp_stream){.ops = ops, .fd = fd};
     stream->moved_in_ms = stream->moved_out_ms = clock_now_ms();
+    stream->in_allowance = stream->out_allowance = UINT64_MAX;
     list_init(&stream->out);
 }
 
@@ -29,6 +39,12 @@ void tcp_stream_release(struct tcp_stream *stream)
     if (stream->fd >= 0)
         close(stream->fd);
     stream->fd = -1;
+}
+
+/* Bodies of READ and WRITE; requests, refusals and notifications are small and never wait for a limit. */
+static bool is_metered(const struct data_frame *frame)
+{
+    return frame->type == DATA_DATA || frame->type == DATA_CHUNK;
 }
 
 static bool is_same_host(int fd)
@@ -46,21 +62,54 @@ static bool is_same_host(int fd)
                   &((const struct sockaddr_in6 *)(const void *)&peer)->sin6_addr, sizeof(struct in6_addr)) == 0;
 }
 
-void tcp_stream_tune(int fd)
+void tcp_stream_tune_unsent(struct tcp_stream *stream, uint64_t bytes_per_s)
+{
+    uint64_t wanted = bytes_per_s / UNSENT_PER_S;
+    int limit = wanted < UNSENT_MIN_BYTES   ? UNSENT_MIN_BYTES
+                : wanted > UNSENT_MAX_BYTES ? UNSENT_MAX_BYTES
+                                            : (int)wanted;
+
+    if (stream->is_same_host || limit == stream->unsent_limit)
+        return;
+    stream->unsent_limit = limit;
+    (void)setsockopt(stream->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, sizeof limit);
+}
+
+void tcp_stream_tune(struct tcp_stream *stream, uint64_t in_bytes_per_s)
 {
     int buffer = SAME_HOST_SEND_BUFFER_BYTES;
 
-    if (!is_same_host(fd))
-        return;
-    /* Nothing can be congested between two sockets of one host; the pacing timers of BBR only cost there. */
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-    /* Without latency to hide, more bytes in flight only leave the cache and make the receiver's kernel collapse its
-     * queue (up to twice the CPU time of the receiver, measured on Linux 6.18). */
-    (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+    stream->is_same_host = is_same_host(stream->fd);
+    if (stream->is_same_host) {
+        /* Nothing can be congested between two sockets of one host; the pacing timers of BBR only cost there. */
+        (void)setsockopt(stream->fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+        /* Without latency to hide, more bytes in flight only leave the cache and make the receiver's kernel collapse
+         * its queue (up to twice the CPU time of the receiver, measured on Linux 6.18). */
+        (void)setsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+    }
+    if (in_bytes_per_s > 0) {
+        /* The window opens in steps of a part of the buffer; with a large one a slow receiver would look dead. */
+        uint64_t part = in_bytes_per_s / 4;
+
+        buffer = part < LIMITED_RECEIVE_MIN_BYTES   ? LIMITED_RECEIVE_MIN_BYTES
+                 : part > LIMITED_RECEIVE_MAX_BYTES ? LIMITED_RECEIVE_MAX_BYTES
+                                                    : (int)part;
+        (void)setsockopt(stream->fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+    }
 }
 
-void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const struct data_frame *frame, const void *body,
-                      const char *text)
+void tcp_stream_look_at_acks(struct tcp_stream *stream, int64_t now_ms)
+{
+    int held;
+
+    if (ioctl(stream->fd, SIOCOUTQ, &held) != 0)
+        return;
+    if (stream->bytes_out - (uint64_t)held != stream->acked)
+        stream->moved_out_ms = now_ms;
+    stream->acked = stream->bytes_out - (uint64_t)held;
+}
+
+void tcp_stream_prepare(struct tcp_out *out, const struct data_frame *frame, const void *body, const char *text)
 {
     struct data_frame head = *frame;
     size_t text_len = text ? strnlen(text, DATA_REASON_MAX_BYTES) : 0;
@@ -75,9 +124,36 @@ void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const stru
     out->body = body;
     out->body_len = body ? head.len : 0;
     out->body_sent = 0;
+    out->gate = out->body_len;
+    out->is_metered = is_metered(frame);
+}
+
+void tcp_stream_push(struct tcp_stream *stream, struct tcp_out *out)
+{
     if (list_is_empty(&stream->out))
         stream->moved_out_ms = clock_now_ms();
     list_push_back(&stream->out, &out->node);
+}
+
+void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const struct data_frame *frame, const void *body,
+                      const char *text)
+{
+    tcp_stream_prepare(out, frame, body, text);
+    tcp_stream_push(stream, out);
+}
+
+/* Up to the gate. */
+static uint64_t body_open(const struct tcp_out *out)
+{
+    return out->gate > out->body_sent ? out->gate - out->body_sent : 0;
+}
+
+uint64_t tcp_stream_out_wanted(const struct tcp_stream *stream)
+{
+    struct list_node *node = list_first(&stream->out);
+    const struct tcp_out *out = node ? container_of(node, struct tcp_out, node) : NULL;
+
+    return out && out->is_metered ? body_open(out) : 0;
 }
 
 /* Notes that sent bytes of the queue have gone and lets finished frames go. */
@@ -95,6 +171,8 @@ static void advance(struct tcp_stream *stream, size_t sent)
         part = out->body_len - out->body_sent < sent ? (size_t)(out->body_len - out->body_sent) : sent;
         out->body_sent += part;
         sent -= part;
+        if (out->is_metered)
+            stream->out_allowance -= part; /* 2^64 - 1 lasts longer than any connection */
         if (out->head_sent < out->head_len || out->body_sent < out->body_len)
             return;
         list_remove(&out->node);
@@ -110,12 +188,17 @@ enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
         struct iovec iov[2 * IOV_MAX_FRAMES];
         struct msghdr message = {.msg_iov = iov};
         size_t count = 0, bytes = 0;
+        uint64_t allowance = stream->out_allowance;
         ssize_t sent;
 
         LIST_FOR_EACH (out, &stream->out, struct tcp_out, node) {
-            uint64_t body = out->body_len - out->body_sent;
+            uint64_t body = body_open(out);
 
             if (count + 2 > 2 * IOV_MAX_FRAMES || bytes >= budget)
+                break;
+            if (out->is_metered && body > allowance)
+                body = allowance;
+            if (body == 0 && out->body_sent < out->body_len)
                 break;
             if (out->head_sent < out->head_len)
                 iov[count++] = (struct iovec){out->head + out->head_sent, out->head_len - out->head_sent};
@@ -125,9 +208,13 @@ enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
                 iov[count++] = (struct iovec){(char *)(uintptr_t)out->body + out->body_sent, (size_t)body};
             }
             bytes += out->head_len - out->head_sent + (size_t)body;
+            if (out->is_metered)
+                allowance -= body;
             if (body < out->body_len - out->body_sent)
                 break;
         }
+        if (count == 0)
+            return TCP_STEP_HELD;
         message.msg_iovlen = count;
         sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL);
         if (sent < 0) {
@@ -154,7 +241,8 @@ enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
 /* One system call for the rest of a body and, if it fits, the header behind it. */
 static ssize_t receive_body(struct tcp_stream *stream, uint64_t budget, size_t *asked_out)
 {
-    size_t part = stream->body_left < budget ? (size_t)stream->body_left : (size_t)budget;
+    uint64_t most = stream->is_body_metered && stream->in_allowance < budget ? stream->in_allowance : budget;
+    size_t part = stream->body_left < most ? (size_t)stream->body_left : (size_t)most;
     struct iovec iov[2] = {{stream->body, part}, {stream->head, DATA_HEADER_BYTES}};
     struct msghdr message = {.msg_iov = iov, .msg_iovlen = part == stream->body_left ? 2 : 1};
 
@@ -177,6 +265,8 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
 
         if (budget == 0)
             return TCP_STEP_MORE;
+        if (is_body && stream->is_body_metered && stream->in_allowance == 0)
+            return TCP_STEP_HELD;
         if (is_body) {
             got = receive_body(stream, budget, &asked);
         } else {
@@ -207,6 +297,8 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
             uint64_t part = (uint64_t)got < stream->body_left ? (uint64_t)got : stream->body_left;
 
             stream->body_left -= part;
+            if (stream->is_body_metered)
+                stream->in_allowance -= part;
             if (stream->body)
                 stream->body = (char *)stream->body + part;
             stream->head_have = (size_t)((uint64_t)got - part);
@@ -223,6 +315,7 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
             stream->head_have = 0;
             stream->body = NULL;
             stream->body_left = data_body_len(&frame);
+            stream->is_body_metered = is_metered(&frame);
             if (!stream->ops->head(stream, &frame))
                 return TCP_STEP_STOPPED;
         } else if ((size_t)got < asked) {

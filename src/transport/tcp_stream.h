@@ -17,6 +17,8 @@ struct tcp_out {
     size_t head_len, head_sent;
     const void *body; /* borrowed */
     uint64_t body_len, body_sent;
+    uint64_t gate;   /* no more than this of the body is sent now; body_len unless the owner sets less */
+    bool is_metered; /* the body is data: it counts against a rate limit */
     uint8_t head[DATA_HEADER_BYTES + DATA_REASON_MAX_BYTES]; /* a refusal's text is part of it */
 };
 
@@ -36,12 +38,18 @@ struct tcp_stream_ops {
 struct tcp_stream {
     const struct tcp_stream_ops *ops;
     int fd; /* owned */
+    bool is_same_host;
+    int unsent_limit; /* of the kernel; 0: none was set */
     struct list out;
     void *body; /* where the rest of the current body goes; NULL: nowhere */
     uint64_t body_left;
+    bool is_body_metered;
     size_t head_have;
+    /* How much of metered bodies may move now; UINT64_MAX: all of it. */
+    uint64_t in_allowance, out_allowance;
     int64_t moved_in_ms, moved_out_ms; /* when bytes last moved, or waiting began */
     uint64_t bytes_in, bytes_out;      /* bodies and headers */
+    uint64_t acked;                    /* bytes_out without what the kernel still holds, when last looked at */
     uint8_t head[DATA_HEADER_BYTES];
 };
 
@@ -49,6 +57,7 @@ enum tcp_step {
     TCP_STEP_DONE,     /* out: queue is empty. in: nothing to read now */
     TCP_STEP_BLOCKED,  /* out: the socket is full */
     TCP_STEP_MORE,     /* the turn's budget is used up */
+    TCP_STEP_HELD,     /* the allowance, or the gate of the first frame, is used up */
     TCP_STEP_STOPPED,  /* a callback said false */
     TCP_STEP_LOST,     /* errno_out; 0: end of stream */
     TCP_STEP_FAULT,    /* out: the body of the first frame is unreadable */
@@ -57,16 +66,27 @@ enum tcp_step {
 
 void tcp_stream_init(struct tcp_stream *stream, const struct tcp_stream_ops *ops, int fd);
 void tcp_stream_release(struct tcp_stream *stream); /* closes fd; the queue is the owner's */
-/* Buffer and congestion control settings for a fresh connection. */
-void tcp_stream_tune(int fd);
+/* Buffer and congestion control settings for a fresh connection that receives at most in_bytes_per_s (0: no limit). */
+void tcp_stream_tune(struct tcp_stream *stream, uint64_t in_bytes_per_s);
+/* Lets the kernel hold as much unsent data as this connection needs to stay busy, given what it sends per second, and
+ * no more: what lies there is lost to everybody else's turn. */
+void tcp_stream_tune_unsent(struct tcp_stream *stream, uint64_t bytes_per_s);
+/* A peer that takes what the kernel holds is moving, although there was no room to send more. Called while frames are
+ * queued. */
+void tcp_stream_look_at_acks(struct tcp_stream *stream, int64_t now_ms);
 
-/* Fills in the header (and a refusal's text) of an idle frame and queues it. */
+/* Fills in the header (and a refusal's text) of an idle frame. */
+void tcp_stream_prepare(struct tcp_out *out, const struct data_frame *frame, const void *body, const char *text);
+void tcp_stream_push(struct tcp_stream *stream, struct tcp_out *out);
+/* Both. */
 void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const struct data_frame *frame, const void *body,
                       const char *text);
 static inline bool tcp_out_is_begun(const struct tcp_out *out)
 {
     return out->head_sent > 0;
 }
+/* What the first frame would send of its body, if the allowance let it. */
+uint64_t tcp_stream_out_wanted(const struct tcp_stream *stream);
 enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out);
 enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out);
 

@@ -58,6 +58,8 @@ struct transport_env {
     struct endpoint *endpoint;
     struct memory_table *memory; /* what peers may access */
     int64_t connect_timeout_ms, progress_timeout_ms;
+    uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s; /* of the node; 0: none */
+    unsigned upload_slots;                                         /* 0: the transport's default */
     /* A notification came in; may be called on any data loop. false: no receiver. */
     bool (*notify)(void *arg, const char *peer, const char *name, const void *message, size_t len);
     void *notify_arg;

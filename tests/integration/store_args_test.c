@@ -3,6 +3,7 @@
  * In-process, on SQLite. */
 #include "itest.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,8 +119,21 @@ static void create_arguments(void **state)
     WITH(lease_ttl_ms, 1, SHOAL_INVALID_ARGUMENT);
     WITH(connect_timeout_ms, -5, SHOAL_INVALID_ARGUMENT);
     WITH(progress_timeout_ms, -5, SHOAL_INVALID_ARGUMENT);
+    WITH(upload_limit_bytes_per_s, 65535, SHOAL_INVALID_ARGUMENT);
+    WITH(upload_limit_bytes_per_s, UINT64_MAX, SHOAL_INVALID_ARGUMENT);
+    WITH(download_limit_bytes_per_s, 1, SHOAL_INVALID_ARGUMENT);
+    WITH(download_limit_bytes_per_s, (1ull << 40) + 1, SHOAL_INVALID_ARGUMENT);
+    WITH(upload_slots, 1025, SHOAL_INVALID_ARGUMENT);
     WITH(server_name, shoal_store_server_name(args.store), SHOAL_NAME_IN_USE);
 #undef WITH
+    /* A caller that does not know the limits yet: what lies behind its structure is not looked at. */
+    config = good;
+    config.struct_size = offsetof(struct shoal_store_config, upload_limit_bytes_per_s);
+    config.upload_limit_bytes_per_s = config.download_limit_bytes_per_s = 1;
+    config.upload_slots = UINT_MAX;
+    CHECK(SHOAL_OK, shoal_store_create(&config, NULL, &store, &error));
+    shoal_store_close(store, NULL);
+    store = untouched;
     struct shoal_call call = {.struct_size = 0};
     CHECK(SHOAL_INVALID_ARGUMENT, shoal_store_create(&good, &call, &store, &error));
     call.struct_size = sizeof call;

@@ -229,6 +229,9 @@ static enum shoal_status run_create(struct command *command, json_t *reply, stru
         .lease_ttl_ms = (int64_t)command_number(command, "lease", 0),
         .connect_timeout_ms = (int64_t)command_number(command, "connect", 0),
         .progress_timeout_ms = (int64_t)command_number(command, "stall", 0),
+        .upload_limit_bytes_per_s = command_number(command, "upload", 0),
+        .download_limit_bytes_per_s = command_number(command, "download", 0),
+        .upload_slots = (unsigned)command_number(command, "slots", 0),
     };
     struct shoal_call call = call_of(command);
     struct shoal_store *store = NULL;
