@@ -246,6 +246,9 @@ static const struct option_spec options[] = {
      .help = "Bring the files to the disk before they get their names, so that they survive a power failure."},
     {OPTION_UINT, 0, "max-sources", "N", "SHOAL_MAX_SOURCES", offsetof(struct settings, max_sources), .min = 1,
      .max = 1024, .help = "Take from at most this many sources at a time. Default: 8."},
+    {OPTION_RATE, 0, "download-limit", "RATE", "SHOAL_DOWNLOAD_LIMIT", offsetof(struct settings, download_limit),
+     .help = "Take at most this much from all sources together, as 100M (100 megabytes per second), 80MiB or 400mbit; "
+             "at least 64KiB. Default: no limit."},
     {OPTION_END},
 };
 
@@ -265,6 +268,7 @@ const struct command command_get = {
             "without set-user-ID, set-group-ID and sticky bits.\n\n"
             "A payload that a program registered without a list of files is written to DIR/NAME.",
     .options = options,
+    .has_serving_options = true,
     .has_common_options = true,
     .min_arguments = 2,
     .max_arguments = 2,

@@ -187,6 +187,7 @@ const struct command command_seed = {
         "Names, sizes and permission bits travel "
         "with the payload. Pipes, devices, sockets and, without --follow, symbolic links are refused.",
     .options = options,
+    .has_serving_options = true,
     .has_common_options = true,
     .min_arguments = 2,
     .max_arguments = -1,

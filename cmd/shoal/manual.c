@@ -118,9 +118,12 @@ static void print_markdown(void)
           stdout);
     for (const struct option_spec *spec = options_common; spec->kind != OPTION_END; spec++)
         markdown_option(NULL, spec);
-    fputs("\nSizes: `64M` and `64MiB` are powers of 1024, `64MB` of 1000. Durations: `500ms`, `30s`, `5m`, `1h`.\n"
-          "\n## Exit codes\n\n| code | meaning |\n|---|---|\n",
-          stdout);
+    fputs(
+        "\nSizes: `64M` and `64MiB` are powers of 1024, `64MB` of 1000. Rates, per second: `100M` and `100MB` are "
+        "100,000,000 bytes, `80Mi` and `80MiB` are powers of 1024, `400mbit` and `1gbit` are bits. Durations: `500ms`, "
+        "`30s`, `5m`, `1h`.\n"
+        "\n## Exit codes\n\n| code | meaning |\n|---|---|\n",
+        stdout);
     for (const struct exit_code_text *line = help_exit_codes; line->code; line++)
         printf("| %s | %s |\n", line->code, line->text);
     fputs(

@@ -36,6 +36,16 @@ const struct option_spec options_common[] = {
     {OPTION_END},
 };
 
+static const struct option_spec options_serving[] = {
+    {OPTION_RATE, 0, "upload-limit", "RATE", "SHOAL_UPLOAD_LIMIT", offsetof(struct settings, upload_limit),
+     .help = "Send at most this much to all other nodes together, as 100M (100 megabytes per second), 80MiB or "
+             "400mbit; at least 64KiB. Default: no limit."},
+    {OPTION_UINT, 0, "upload-slots", "N", "SHOAL_UPLOAD_SLOTS", offsetof(struct settings, upload_slots), .min = 1,
+     .max = SHOAL_UPLOAD_SLOTS_MAX,
+     .help = "Send to this many connections at a time, the others take turns. Default: 4."},
+    {OPTION_END},
+};
+
 static const struct option_spec options_help[] = {
     {OPTION_FLAG, 'h', "help", NULL, NULL, offsetof(struct settings, wants_help), .help = "Show this help."},
     {OPTION_END},
@@ -56,8 +66,8 @@ void options_set_defaults(struct settings *settings)
 
 void options_for_each(const struct command *command, void (*fn)(void *arg, const struct option_spec *spec), void *arg)
 {
-    const struct option_spec *const tables[] = {command->options, command->has_common_options ? options_common : NULL,
-                                                options_help};
+    const struct option_spec *const tables[] = {command->options, command->has_serving_options ? options_serving : NULL,
+                                                command->has_common_options ? options_common : NULL, options_help};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const struct option_spec *spec = tables[i]; spec && spec->kind != OPTION_END; spec++)
             fn(arg, spec);
@@ -85,6 +95,21 @@ static bool parse_bool(const char *text, bool *value_out)
         }
     }
     return false;
+}
+
+static const char *store_rate(const char *text, uint64_t *bytes_per_s_out)
+{
+    uint64_t rate;
+    if (!units_parse_rate(text, &rate))
+        return "must be a rate in bytes per second, such as 100M, 100MB, 80MiB, or in bits, such as 400mbit";
+    if (rate == 0)
+        return "must be more than zero: leave the option out for no limit; get --no-share uploads nothing";
+    if (rate < SHOAL_RATE_LIMIT_MIN)
+        return "must be at least 64KiB per second";
+    if (rate > SHOAL_RATE_LIMIT_MAX)
+        return "must be at most 1TiB per second: leave the option out for no limit";
+    *bytes_per_s_out = rate;
+    return NULL;
 }
 
 /* NULL: stored; else what was expected. text is NULL for an option without argument on the command line. */
@@ -125,6 +150,8 @@ static const char *store(const struct option_spec *spec, struct settings *settin
             return "must be a size of at least 1 byte, such as 64M, 64MiB or 67108864";
         *(uint64_t *)at = number;
         return NULL;
+    case OPTION_RATE:
+        return store_rate(text, at);
     case OPTION_DURATION:
         if (!units_parse_duration(text, at))
             return "must be a duration, such as 500ms, 30s, 5m or none";

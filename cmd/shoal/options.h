@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <shoal/engine.h>
+
 /* The values of all options of all commands; a command reads those of its own table. */
 struct settings {
     /* common */
@@ -25,6 +27,9 @@ struct settings {
     /* get */
     bool keeps_seeding, skips_verify, skips_share, waits, keeps_existing, syncs;
     uint64_t max_sources;
+    /* seed and get */
+    uint64_t upload_limit, download_limit; /* bytes per second; 0: none */
+    uint64_t upload_slots;                 /* 0: chosen */
     /* stat */
     bool lists_files, lists_receivers;
     /* doctor */
@@ -40,6 +45,7 @@ enum option_kind {
     OPTION_QUIET,    /* int: -1 */
     OPTION_TEXT,     /* const char *: not empty */
     OPTION_SIZE,     /* uint64_t: bytes, at least 1 */
+    OPTION_RATE,     /* uint64_t: bytes per second, what the engine takes */
     OPTION_DURATION, /* int64_t: ms, -1 for none */
     OPTION_UINT,     /* uint64_t: min..max */
 };
@@ -64,6 +70,7 @@ struct command {
     const char *summary;               /* a few words */
     const char *text;                  /* what it does, in paragraphs */
     const struct option_spec *options; /* its own; NULL: none */
+    bool has_serving_options;          /* those of a node that others take from: --upload-limit and so on */
     bool has_common_options;           /* those of a node: --metadata and so on */
     int min_arguments, max_arguments;  /* max < 0: any number */
     int (*run)(struct app *app, int count, char **arguments);

@@ -83,7 +83,10 @@ enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_er
     struct shoal_store_config config = {.struct_size = sizeof config,
                                         .metadata_uri = app->metadata_uri,
                                         .server_name = name,
-                                        .cluster = app->settings.cluster};
+                                        .cluster = app->settings.cluster,
+                                        .upload_limit_bytes_per_s = app->settings.upload_limit,
+                                        .download_limit_bytes_per_s = app->settings.download_limit,
+                                        .upload_slots = (unsigned)app->settings.upload_slots};
     struct shoal_call call = app_call(app);
     return shoal_store_create(&config, &call, &app->store, error);
 }

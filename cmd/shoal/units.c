@@ -76,6 +76,37 @@ bool units_parse_size(const char *text, uint64_t *bytes_out)
     return scale_number(whole, fraction, unit, INT64_MAX, bytes_out);
 }
 
+bool units_parse_rate(const char *text, uint64_t *bytes_per_s_out)
+{
+    static const char letters[] = "KMGT";
+    uint64_t whole, value, unit = 1, base = 1000, bits = 8;
+    double fraction;
+    if (!parse_number(&text, &whole, &fraction))
+        return false;
+    const char *letter = *text ? strchr(letters, toupper((unsigned char)*text)) : NULL;
+    if (letter) {
+        text++;
+        if (*text == 'i') {
+            base = 1024;
+            text++;
+        }
+        for (const char *l = letters; l <= letter; l++)
+            unit *= base;
+    }
+    if (strncasecmp(text, "bit", 3) == 0) {
+        bits = 1;
+        text += 3;
+    } else if (*text == 'B') {
+        text++;
+    }
+    if (*text != '\0' && strcmp(text, "/s") != 0)
+        return false;
+    if ((fraction != 0 && unit == 1) || !scale_number(whole, fraction, unit, INT64_MAX, &value))
+        return false;
+    *bytes_per_s_out = bits == 1 ? value / 8 : value;
+    return true;
+}
+
 bool units_parse_duration(const char *text, int64_t *ms_out)
 {
     if (strcmp(text, "none") == 0) {

@@ -12,6 +12,10 @@
 /* "67108864", "64M", "64MiB", "64m", "1.5G": powers of 1024; "64MB": powers of 1000. K M G T P. false: malformed,
  * negative or more than 2^63 - 1. */
 bool units_parse_size(const char *text, uint64_t *bytes_out);
+/* Bytes per second: "100M", "100MB", "100MB/s": powers of 1000, as networks are sold; "80Mi", "80MiB": powers of 1024;
+ * "400mbit", "1gbit": bits. K M G T. "Mb" is refused: some mean bits by it. false: malformed, negative or more than
+ * 2^63 - 1. */
+bool units_parse_rate(const char *text, uint64_t *bytes_per_s_out);
 /* "500ms", "30s", "30" (seconds), "5m", "1.5h"; "none": -1. At least 1 ms, at most 365 days. false: malformed. */
 bool units_parse_duration(const char *text, int64_t *ms_out);
 /* Decimal digits only, min..max. */

@@ -209,6 +209,66 @@ static void sizes_are_parsed(void **state)
             fail_msg("%s accepted", bad[i]);
 }
 
+static void rates_are_parsed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t value;
+    } good[] = {{"0", 0},
+                {"65536", 65536},
+                {"65536B/s", 65536},
+                {"100M", 100000000},
+                {"100m", 100000000},
+                {"100MB", 100000000},
+                {"100MB/s", 100000000},
+                {"100M/s", 100000000},
+                {"80Mi", 80 << 20},
+                {"80MiB/s", 80 << 20},
+                {"12.5M", 12500000},
+                {"400mbit", 50000000},
+                {"400Mbit/s", 50000000},
+                {"1gbit", 125000000},
+                {"800000bit", 100000},
+                {"1.5Gbit", 187500000},
+                {"9223372036854775807", INT64_MAX}};
+    static const char *const bad[] = {"",
+                                      "x",
+                                      "-1",
+                                      "-5M",
+                                      " 1",
+                                      "1 ",
+                                      "1X",
+                                      "M",
+                                      "1.M",
+                                      "1.5",
+                                      "1iB",
+                                      "1MM",
+                                      "1e9",
+                                      "+1",
+                                      "0x10",
+                                      "400Mb",
+                                      "1mb",
+                                      "400mbps",
+                                      "100M/",
+                                      "1M/h",
+                                      "mbit",
+                                      "1bits",
+                                      "9223372036854775808",
+                                      "9e9G",
+                                      "10000000000T",
+                                      "nan",
+                                      "inf"};
+    uint64_t value;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        if (!units_parse_rate(good[i].text, &value) || value != good[i].value)
+            fail_msg("%s", good[i].text);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (units_parse_rate(bad[i], &value))
+            fail_msg("%s accepted", bad[i]);
+}
+
 static void durations_are_parsed(void **state)
 {
     (void)state;
@@ -252,7 +312,8 @@ int main(void)
         cmocka_unit_test(unsafe_lists_are_refused),   cmocka_unit_test(long_names_are_refused),
         cmocka_unit_test(lists_survive_a_round_trip), cmocka_unit_test(equal_names_are_refused),
         cmocka_unit_test(sizes_are_compared),         cmocka_unit_test(sizes_are_parsed),
-        cmocka_unit_test(durations_are_parsed),       cmocka_unit_test(values_are_formatted),
+        cmocka_unit_test(rates_are_parsed),           cmocka_unit_test(durations_are_parsed),
+        cmocka_unit_test(values_are_formatted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,6 +63,18 @@ class Usage(CliTest):
                   for value in ("0", "", "-1", "64X", "big", "1.5", "9223372036854775808", " 1")]
         cases += [(["get", "--max-sources", value, "n", "d"], "must be a whole number from 1 to 1024")
                   for value in ("0", "1025", "-1", "x", "", "1.0")]
+        rate = "must be a rate in bytes per second"
+        limits = [("seed", "--upload-limit", "n", "."), ("get", "--upload-limit", "n", "d"), ("get", "--download-limit", "n", "d")]
+        for command, option, *rest in limits:
+            cases += [([command, option, value, *rest], rate)
+                      for value in ("", "fast", "-1", "-5M", "400Mb", "1e9", "9223372036854775808", "99999999T", " 1M")]
+            cases += [([command, option, value, *rest], "must be more than zero") for value in ("0", "0mbit", "7bit")]
+            cases += [([command, option, value, *rest], "must be at least 64KiB per second") for value in ("1", "65535", "500kbit")]
+            cases += [([command, option, value, *rest], "must be at most 1TiB per second") for value in ("2T", "1099511627777")]
+            cases += [([command, "--upload-slots", value, *rest], "must be a whole number from 1 to 1024")
+                      for value in ("0", "1025", "-1", "all", "")]
+        cases += [([command, "--download-limit", "1M", *rest], "unknown or ambiguous option")
+                  for command, *rest in (["seed", "n", "."], ["ls"], ["stat", "n"])]
         cases += [([command, option, "", *rest], "must not be empty") for option in ("--metadata", "--name", "--cluster")
                   for command, *rest in (["seed", "n", "."], ["get", "n", "d"], ["ls"], ["stat", "n"], ["doctor"])]
         cases += [(["doctor", "--dir", ""], "must not be empty")]
@@ -79,6 +91,10 @@ class Usage(CliTest):
                 err = self.fails(2, text, "seed", "n", file, env={variable: value})
                 self.assertIn(f'environment variable {variable} is "{value}"', err)
         self.fails(2, "must be a whole number", "get", "n", "d", env={"SHOAL_MAX_SOURCES": "0"})
+        for variable, value, text in (("SHOAL_UPLOAD_LIMIT", "0", "must be more than zero"), ("SHOAL_DOWNLOAD_LIMIT", "1k", "at least 64KiB"),
+                                      ("SHOAL_UPLOAD_SLOTS", "0", "must be a whole number from 1 to 1024")):
+            err = self.fails(2, text, "get", "n", "d", env={variable: value})
+            self.assertIn(f'environment variable {variable} is "{value}"', err)
 
     def test_wrong_metadata_uri(self):
         for uri in ("sqlite:", "etcd://", "ftp://x", "etcd://h:notaport", ":::"):
