@@ -34,6 +34,7 @@ struct app {
     struct shoal_cancel *cancel; /* owned; triggered by the first signal */
     int64_t deadline_ms;         /* of --timeout; INT64_MAX: none */
     struct shoal_store *store;   /* owned */
+    struct admin *admin;         /* owned; NULL without --metrics */
 };
 
 /* --- report.c: what is said --- */
@@ -74,6 +75,10 @@ enum shoal_status runtime_metadata_uri(char **uri_out, struct shoal_error *error
 struct shoal_call app_call(const struct app *app);
 /* Joins the cluster; any_port: with the host of --name and a free port. */
 enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_error *error);
+/* Listens for --metrics, if that was given, and says where. */
+enum shoal_status app_open_admin(struct app *app, struct shoal_error *error);
+/* Withdraws everything; nothing touches the memory after it. */
+void app_close_store(struct app *app);
 /* stat with the deadline of app; waits for the payload if --wait. */
 enum shoal_status app_find_payload(struct app *app, const char *name, struct shoal_payload_info **info_out,
                                    struct shoal_error *error);

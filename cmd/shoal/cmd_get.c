@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "admin.h"
 #include "app.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -191,10 +192,16 @@ static int run_get(struct app *app, int count, char **arguments)
         code = report_failure(app, &error, "cannot get \"%s\"", name);
         goto out;
     }
+    if (app_open_admin(app, &error) != SHOAL_OK) {
+        code = report_failure(app, &error, "cannot serve metrics at %s", app->settings.metrics);
+        goto out;
+    }
     if (app_open_store(app, false, &error) != SHOAL_OK) {
         code = report_failure(app, &error, "cannot join the cluster as %s", app->settings.name);
         goto out;
     }
+    if (app->admin)
+        admin_set_store(app->admin, app->store, name);
     enum shoal_status status = app_find_payload(app, name, &info, &error);
     if (status == SHOAL_OK)
         status = fetch_list(app, info, &list, &error);
@@ -217,9 +224,7 @@ static int run_get(struct app *app, int count, char **arguments)
         code = serve(app, name);
 
 out:
-    /* Withdraws the replica; nothing touches the memory after it. */
-    shoal_store_close(app->store, NULL);
-    app->store = NULL;
+    app_close_store(app);
     mapping_unguard();
     if (is_prepared && !is_done)
         restore_abort(&restore);
@@ -249,6 +254,9 @@ static const struct option_spec options[] = {
     {OPTION_RATE, 0, "download-limit", "RATE", "SHOAL_DOWNLOAD_LIMIT", offsetof(struct settings, download_limit),
      .help = "Take at most this much from all sources together, as 100M (100 megabytes per second), 80MiB or 400mbit; "
              "at least 64KiB. Default: no limit."},
+    {OPTION_TEXT, 0, "metrics", "HOST:PORT", "SHOAL_METRICS", offsetof(struct settings, metrics),
+     .help = "Answer HTTP at this address: /metrics for Prometheus, /healthz, and /readyz, which is 200 while the "
+             "payload is published. Port 0 is any free one. Without it nothing listens."},
     {OPTION_END},
 };
 

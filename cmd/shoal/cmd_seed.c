@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "admin.h"
 #include "app.h"
 #include "base/error.h"
 #include "filelist.h"
@@ -94,6 +95,10 @@ static int run_seed(struct app *app, int count, char **arguments)
     scan_init(&scan, app->settings.follows_links);
     progress_init(&progress, app, name, "hashing");
 
+    if (app_open_admin(app, &error) != SHOAL_OK) {
+        code = report_failure(app, &error, "cannot serve metrics at %s", app->settings.metrics);
+        goto out_scan;
+    }
     enum shoal_status status = scan_paths(&scan, arguments + 1, (size_t)count - 1, &error);
     if (status == SHOAL_OK)
         status = filelist_encode(&scan.list, &attachment, &attachment_len, &error);
@@ -108,6 +113,8 @@ static int run_seed(struct app *app, int count, char **arguments)
         code = report_failure(app, &error, "cannot join the cluster as %s", app->settings.name);
         goto out_guard;
     }
+    if (app->admin)
+        admin_set_store(app->admin, app->store, name);
 
     struct shoal_register_options options = {.struct_size = sizeof options,
                                              .max_shard_size = app->settings.max_shard_size,
@@ -146,9 +153,7 @@ static int run_seed(struct app *app, int count, char **arguments)
     code = withdraw(app, name, scan.list.total_bytes);
 
 out_guard:
-    /* Nothing may touch the memory after this. */
-    shoal_store_close(app->store, NULL);
-    app->store = NULL;
+    app_close_store(app);
     mapping_unguard();
 out_scan:
     free(attachment);
@@ -169,6 +174,9 @@ static const struct option_spec options[] = {
      .help = "The largest unit of sharing, as 64M or 64MiB. Default: 64MiB."},
     {OPTION_SIZE, 'p', "piece-size", "SIZE", "SHOAL_PIECE_SIZE", offsetof(struct settings, piece_size),
      .help = "What is transferred and verified at a time. Default: chosen from the size of the payload."},
+    {OPTION_TEXT, 0, "metrics", "HOST:PORT", "SHOAL_METRICS", offsetof(struct settings, metrics),
+     .help = "Answer HTTP at this address: /metrics for Prometheus, /healthz, and /readyz, which is 200 while the "
+             "payload is published. Port 0 is any free one. Without it nothing listens."},
     {OPTION_END},
 };
 

@@ -18,7 +18,7 @@ const struct exit_code_text help_exit_codes[] = {
     {"6", "timed out"},
     {"7", "the metadata service cannot be reached or answers nonsense"},
     {"8", "no live source"},
-    {"9", "the address of --name is in use, does not resolve or is not of this machine"},
+    {"9", "the address of --name or --metrics is in use, does not resolve or is not of this machine"},
     {"10", "the payload was replaced by another generation meanwhile"},
     {"11", "no space left on the disk"},
     {"129, 130, 143", "ended by SIGHUP, SIGINT or SIGTERM before it was done"},

@@ -53,7 +53,7 @@ static int run_node_command(struct app *app, int count, char **arguments)
         code = EXIT_CODE_FAILURE;
     else
         code = app->command->run(app, count, arguments);
-    shoal_store_close(app->store, NULL);
+    app_close_store(app);
     shoal_log_set(NULL, NULL, SHOAL_LOG_ERROR);
     signals_stop();
     shoal_cancel_destroy(app->cancel);

@@ -127,7 +127,9 @@ static void print_markdown(void)
     for (const struct exit_code_text *line = help_exit_codes; line->code; line++)
         printf("| %s | %s |\n", line->code, line->text);
     fputs(
-        "\n## JSON\n\nWith `--json` each line of standard output is one object with an `event`: `progress`, `seeding`, "
+        "\n## JSON\n\nWith `--json` each line of standard output is one object with an `event`: `metrics` (the address "
+        "of "
+        "`--metrics`), `progress`, `seeding`, "
         "`serving`, `receiver`, `file-changed`, `result`, `withdrawn` (the end of `get --seed`), `error` (with "
         "`status`, "
         "`exit_code`, `message`). `ls` prints one array, `stat` one object. Errors are told in words on standard error "

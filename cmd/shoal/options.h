@@ -21,6 +21,8 @@ struct settings {
     bool is_json;
     int verbosity; /* -1: errors only, 0: warnings, 1: info, 2: debug, 3: trace */
     bool wants_help;
+    /* seed, get */
+    const char *metrics; /* NULL: none */
     /* seed */
     uint64_t max_shard_size, piece_size; /* 0: chosen */
     bool is_forced, follows_links;

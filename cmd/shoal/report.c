@@ -59,9 +59,9 @@ static const char *hint_of(const struct app *app, enum shoal_status status)
     case SHOAL_METADATA:
         return "check --metadata and the service with: shoal doctor";
     case SHOAL_NAME_IN_USE:
-        return "choose another port with --name HOST:PORT (port 0: any free one), or end the node that has it";
+        return "choose another port as HOST:PORT (port 0: any free one), or end the process that has it";
     case SHOAL_ADDRESS:
-        return "give an address of this machine with --name HOST:PORT; shoal doctor checks it";
+        return "give an address of this machine as HOST:PORT; shoal doctor checks that of --name";
     case SHOAL_NO_SOURCE:
         return "its sources are gone or cannot be reached: start one with shoal seed, see shoal stat NAME";
     case SHOAL_CORRUPTED:

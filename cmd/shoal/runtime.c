@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "admin.h"
 #include "app.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -89,6 +90,30 @@ enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_er
                                         .upload_slots = (unsigned)app->settings.upload_slots};
     struct shoal_call call = app_call(app);
     return shoal_store_create(&config, &call, &app->store, error);
+}
+
+enum shoal_status app_open_admin(struct app *app, struct shoal_error *error)
+{
+    if (!app->settings.metrics)
+        return SHOAL_OK;
+    enum shoal_status status = admin_open(app->settings.metrics, &app->admin, error);
+    if (status != SHOAL_OK)
+        return status;
+    const char *address = admin_address(app->admin);
+    if (app->settings.is_json)
+        json_print(json_pack("{s:s, s:s, s:b}", "event", "metrics", "address", address, "exposed",
+                             (int)admin_is_exposed(app->admin)));
+    report_note(app, "metrics at http://%s/metrics%s", address,
+                admin_is_exposed(app->admin) ? ": whoever reaches this address can read them" : "");
+    return SHOAL_OK;
+}
+
+void app_close_store(struct app *app)
+{
+    admin_close(app->admin); /* it asks the store */
+    app->admin = NULL;
+    shoal_store_close(app->store, NULL);
+    app->store = NULL;
 }
 
 enum shoal_status app_find_payload(struct app *app, const char *name, struct shoal_payload_info **info_out,

@@ -309,9 +309,18 @@ char *shoal_store_metrics(struct shoal_store *store)
         {"republished_total", "Payloads announced again after a lost lease", &store->counters.republished},
     };
     struct rpc_snapshot snapshot = {.rpc = store->rpc};
+    struct shoal_served_info *served;
     struct buf out;
     bool is_ok = true;
-    size_t payloads, len;
+    size_t payloads, served_count, published = 0, receivers = 0, len;
+
+    if (shoal_store_served(store, &served, &served_count, NULL))
+        return NULL;
+    for (size_t i = 0; i < served_count; i++) {
+        published += served[i].is_published != 0;
+        receivers += served[i].receivers;
+    }
+    free(served);
 
     buf_init(&out, METRICS_MAX_BYTES);
     for (size_t i = 0; i < sizeof counters / sizeof *counters; i++)
@@ -327,8 +336,12 @@ char *shoal_store_metrics(struct shoal_store *store)
     is_ok = is_ok &&
             buf_append_format(&out,
                               "# HELP shoal_store_payloads Payloads held by this node\n"
-                              "# TYPE shoal_store_payloads gauge\nshoal_store_payloads %zu\n",
-                              payloads) &&
+                              "# TYPE shoal_store_payloads gauge\nshoal_store_payloads %zu\n"
+                              "# HELP shoal_store_published Payloads that are offered in the metadata service\n"
+                              "# TYPE shoal_store_published gauge\nshoal_store_published %zu\n"
+                              "# HELP shoal_store_receivers Receivers that take from this node now\n"
+                              "# TYPE shoal_store_receivers gauge\nshoal_store_receivers %zu\n",
+                              payloads, published, receivers) &&
             buf_append_format(&out,
                               "# HELP shoal_rpc_requests_total Control requests received\n"
                               "# TYPE shoal_rpc_requests_total counter\nshoal_rpc_requests_total %" PRIu64 "\n"

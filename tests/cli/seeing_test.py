@@ -128,9 +128,10 @@ class Seed(Seeing):
 
     def test_killed_receiver_has_left(self):
         with open(self.dir / "big", "wb") as file:
-            file.truncate(2 << 30)
-        seed = self.start("seed", "--json", "n", self.dir / "big").wait_for_output('"seeding"')
+            file.truncate(128 << 20)
+        seed = self.start("seed", "--json", "--upload-limit", "1M", "n", self.dir / "big").wait_for_output('"seeding"')
         get = self.start("get", "--json", "n", self.dir / "d").wait_for_output('"progress"')
+        self.wait_for_event(seed, "receiver", state="joined")
         get.kill()
         left = self.wait_for_event(seed, "receiver", state="left")
         self.assertLess(left["pieces_have"], left["pieces"])
