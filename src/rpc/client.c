@@ -37,6 +37,7 @@ struct rpc_client {
     struct list ended; /* calls that failed without a frame: done runs from end_task */
     struct map by_id;  /* id -> struct call_entry in calls */
     unsigned call_count;
+    uint64_t late_count; /* calls whose deadline passed: their answers may still come */
     uint64_t next_id;
     struct loop_timer deadline_timer;
     struct loop_task end_task;
@@ -129,9 +130,22 @@ static void on_deadline(void *arg)
     LIST_FOR_EACH_SAFE (entry, &client->calls, struct call_entry, node) {
         if (deadline_is_past(entry->deadline_ms)) {
             entry_detach(client, entry);
+            client->late_count++;
             end_soon(client, entry, SHOAL_TIMED_OUT, NULL);
         }
     }
+    arm_timer(client);
+}
+
+static void on_violation(struct rpc_client *client, const char *what)
+{
+    struct shoal_error error;
+
+    client->rpc->counters.protocol_errors++;
+    client->is_connected = false;
+    rpc_stream_release(&client->stream);
+    error_set(&error, SHOAL_PROTOCOL, 0, "%s", what);
+    fail_all(client, SHOAL_PROTOCOL, &error);
     arm_timer(client);
 }
 
@@ -141,11 +155,18 @@ static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *bo
     struct call_entry *entry;
     struct shoal_error error;
 
-    if (frame->kind != RPC_KIND_RESPONSE)
-        return; /* nobody may call us here; harmless */
+    if (frame->kind != RPC_KIND_RESPONSE) {
+        on_violation(client, "a request from the side that serves");
+        return;
+    }
     entry = map_get_u64(&client->by_id, frame->id);
-    if (!entry)
-        return; /* its deadline passed */
+    if (!entry) {
+        if (client->late_count)
+            client->late_count--;
+        else
+            on_violation(client, "an answer to no call");
+        return;
+    }
     entry_detach(client, entry);
     if (frame->status == SHOAL_OK) {
         entry->done(entry->arg, SHOAL_OK, body, frame->body_len, NULL);
