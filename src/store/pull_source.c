@@ -15,7 +15,9 @@
 #define SYNC_WAIT_MS 1000
 #define RETRY_BASE_MS 50
 #define RETRY_MAX_MS 2000
-#define FAILURES_MAX 12u /* in a row, then it is given up */
+#define BABBLE_MS 100        /* how often an answer may say nothing before its time, in the long run */
+#define BABBLE_BURST_MS 2000 /* so much of that at once */
+#define FAILURES_MAX 12u     /* in a row, then it is given up */
 
 struct pull_source *source_find(struct pull *pull, const char *name)
 {
@@ -109,11 +111,25 @@ void source_fail(struct pull_source *source, bool is_dead, const struct shoal_er
 
 static void sync_begin(struct pull_source *source);
 
+/* An answer without news comes when the wait is over, or now and then because the source begins to starve. One that
+ * comes at once, again and again, only keeps this node busy. */
+static bool is_babbling(struct pull_source *source)
+{
+    int64_t now = clock_now_ms();
+
+    if (source->babble_until_ms < now)
+        source->babble_until_ms = now;
+    source->babble_until_ms += BABBLE_MS;
+    return source->babble_until_ms - now > BABBLE_BURST_MS;
+}
+
 static enum shoal_status take_news(struct pull_source *source, const Shoal__Wire__SyncResponse *message,
                                    struct shoal_error *error)
 {
     struct pull *pull = source->pull;
 
+    if ((source->is_complete || !(message->is_complete || message->n_pieces)) && is_babbling(source))
+        return error_set(error, SHOAL_PROTOCOL, 0, "%s: answers at once, without news", source->entry.name);
     source->is_starving = message->is_starving;
     if (message->is_complete) {
         source->is_complete = true;
@@ -124,6 +140,9 @@ static enum shoal_status take_news(struct pull_source *source, const Shoal__Wire
         return SHOAL_OK;
     if (message->position - source->position != message->n_pieces)
         return error_set(error, SHOAL_PROTOCOL, 0, "%s: its log of pieces jumps", source->entry.name);
+    if (message->position > pull->layout.piece_count)
+        return error_set(error, SHOAL_PROTOCOL, 0, "%s: its log of pieces is longer than the payload",
+                         source->entry.name);
     source->position = message->position;
     for (size_t i = 0; i < message->n_pieces; i++) {
         if (!swarm_source_has(pull->swarm, source->number, message->pieces[i]))

@@ -16,6 +16,7 @@
 
 #include "base/endian.h"
 #include "base/random.h"
+#include "wire/control.pb-c.h"
 #include "wire/hello.h"
 #include "wire/rpc_frame.h"
 
@@ -353,6 +354,38 @@ static void f26_bad_data_frames(void **state)
     node_stop_all();
 }
 
+/* A receiver that asks for news thousands of times and for positions that cannot be. */
+static void f26_flood_of_syncs(void **state)
+{
+    enum { COUNT = 4000, UNANSWERED_MAX = 1024 };
+    struct node *node, *receiver;
+    int64_t rss = prepare(state, &node, &receiver);
+    json_t *info = json_object_get(node_call(node, "stat payload=model"), "info");
+    Shoal__Wire__SyncRequest sync = SHOAL__WIRE__SYNC_REQUEST__INIT;
+    char name[] = "model";
+    uint8_t body[256];
+
+    sync.name = name;
+    sync.generation = (uint64_t)json_integer_value(json_object_get(info, "generation"));
+    sync.position = UINT32_MAX; /* knows everything: waits for the end */
+    sync.wait_ms = UINT32_MAX;
+    sync.taken_bytes = UINT64_MAX;
+    sync.pieces_have = UINT32_MAX;
+    size_t len = shoal__wire__sync_request__pack(&sync, body);
+    int fd = join_as_peer(node, HELLO_CHANNEL_CONTROL);
+    for (uint64_t id = 1; id <= COUNT; id++) {
+        struct rpc_frame request = {
+            .kind = RPC_KIND_REQUEST, .method = 2, .id = id, .timeout_ms = 60000, .body_len = (uint32_t)len};
+        send_frame(fd, request, body, len);
+    }
+    for (int i = 0; i < COUNT - UNANSWERED_MAX; i++)
+        assert_int_equal(read_frame(fd).status, SHOAL_LIMIT);
+    expect_well(node, receiver, rss);
+    close(fd);
+    expect_well(node, receiver, rss);
+    node_stop_all();
+}
+
 static void f26_silent_connections(void **state)
 {
     enum { COUNT = 200 };
@@ -396,10 +429,15 @@ static void f26_idle_peers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ITEST(f26_bad_handshakes),         ITEST(f26_refused_handshakes_get_a_reason),
-        ITEST(f26_handshake_byte_by_byte), ITEST(f26_bad_control_frames),
-        ITEST(f26_random_control_frames),  ITEST(f26_bad_data_frames),
-        ITEST(f26_silent_connections),     ITEST(f26_idle_peers),
+        ITEST(f26_bad_handshakes),
+        ITEST(f26_refused_handshakes_get_a_reason),
+        ITEST(f26_handshake_byte_by_byte),
+        ITEST(f26_bad_control_frames),
+        ITEST(f26_random_control_frames),
+        ITEST(f26_bad_data_frames),
+        ITEST(f26_flood_of_syncs),
+        ITEST(f26_silent_connections),
+        ITEST(f26_idle_peers),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests_name("hostile", tests, NULL, NULL);
