@@ -99,7 +99,7 @@ static void print_result(struct app *app, const struct shoal_payload_info *info,
 {
     char size[UNITS_TEXT_BYTES], rate[UNITS_TEXT_BYTES], name[SHOAL_NAME_MAX_BYTES + 1], shown[1024];
     bool is_verified = !app->settings.skips_verify;
-    double rate_bps = seconds > 0 ? (double)list->total_bytes / seconds : 0;
+    double rate_bps = seconds > 0 ? (double)(list->total_bytes - progress->reused_bytes) / seconds : 0;
     if (progress->source_count > 0)
         qsort(progress->sources, progress->source_count, sizeof *progress->sources, progress_compare_sources);
     if (!app->settings.is_json) {
@@ -107,14 +107,17 @@ static void print_result(struct app *app, const struct shoal_payload_info *info,
                list->file_count, list->file_count == 1 ? "" : "s", units_format_size(list->total_bytes, size), seconds,
                units_format_rate(rate_bps, rate), is_verified ? ", verified" : ", NOT VERIFIED",
                units_printable(directory, shown, sizeof shown));
+        if (progress->reused_bytes)
+            printf("  there already: %s\n", units_format_size(progress->reused_bytes, size));
         print_sources(progress);
     } else {
-        json_print(json_pack("{s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:f, s:f, s:f, s:b, s:o, s:s, s:o}", "event",
+        json_print(json_pack("{s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:f, s:f, s:b, s:o, s:s, s:o}", "event",
                              "result", "command", "get", "status", "OK", "name", json_text(info->name), "generation",
-                             json_generation(info->generation), "bytes", (json_int_t)list->total_bytes, "files",
-                             (json_int_t)list->file_count, "seconds", seconds, "total_seconds", total_seconds,
-                             "rate_bytes_per_s", rate_bps, "verified", is_verified, "directory", json_text(directory),
-                             "node", shoal_store_server_name(app->store), "sources", sources_to_json(progress)));
+                             json_generation(info->generation), "bytes", (json_int_t)list->total_bytes, "reused_bytes",
+                             (json_int_t)progress->reused_bytes, "files", (json_int_t)list->file_count, "seconds",
+                             seconds, "total_seconds", total_seconds, "rate_bytes_per_s", rate_bps, "verified",
+                             is_verified, "directory", json_text(directory), "node",
+                             shoal_store_server_name(app->store), "sources", sources_to_json(progress)));
     }
     fflush(stdout);
 }
@@ -129,6 +132,8 @@ static enum shoal_status transfer(struct app *app, const struct shoal_payload_in
                                         .no_share = app->settings.skips_share,
                                         .no_verify = app->settings.skips_verify,
                                         .max_sources = (uint32_t)app->settings.max_sources,
+                                        .reuse = restore->adopted_count > 0,
+                                        .previous = restore->previous,
                                         .progress = progress_show,
                                         .progress_arg = progress};
     struct shoal_call call = app_call(app);
@@ -171,6 +176,26 @@ static int serve(struct app *app, const char *name)
     return code;
 }
 
+/* Whether the next get can go on with what is in the staging directory: with pieces that were verified, or with what an
+ * earlier one left as long as nobody has looked at it. */
+static bool is_worth_keeping(const struct app *app, const struct restore *restore, const struct progress *progress)
+{
+    bool is_unchecked = restore->adopted_count > 0 && progress->checked_bytes < restore->list->total_bytes;
+    return !app->settings.skips_resume && (progress->done_bytes > 0 || is_unchecked);
+}
+
+static void abandon(const struct app *app, struct restore *restore, const struct progress *progress)
+{
+    bool keeps = is_worth_keeping(app, restore, progress);
+    char size[UNITS_TEXT_BYTES];
+    if (keeps)
+        report_note(app, "partial files are kept in \"%s/%s\" (%s verified); run the same command again to resume",
+                    restore->path, restore->staging_name, units_format_size(progress->done_bytes, size));
+    else
+        report_note(app, "nothing was left in \"%s\"", restore->path);
+    restore_abort(restore, keeps);
+}
+
 static int run_get(struct app *app, int count, char **arguments)
 {
     const char *name = arguments[0], *directory = arguments[1];
@@ -205,8 +230,10 @@ static int run_get(struct app *app, int count, char **arguments)
     enum shoal_status status = app_find_payload(app, name, &info, &error);
     if (status == SHOAL_OK)
         status = fetch_list(app, info, &list, &error);
+    struct restore_options restore_options = {
+        .payload = name, .keeps_existing = app->settings.keeps_existing, .resumes = !app->settings.skips_resume};
     if (status == SHOAL_OK)
-        status = restore_prepare(&restore, directory, &list, app->settings.keeps_existing, &error);
+        status = restore_prepare(&restore, directory, &list, &restore_options, &error);
     is_prepared = status == SHOAL_OK;
     if (status == SHOAL_OK)
         status = mapping_guard(&restore.mappings, &error);
@@ -227,7 +254,7 @@ out:
     app_close_store(app);
     mapping_unguard();
     if (is_prepared && !is_done)
-        restore_abort(&restore);
+        abandon(app, &restore, &progress);
     restore_release(&restore);
     progress_release(&progress);
     filelist_release(&list);
@@ -243,6 +270,8 @@ static const struct option_spec options[] = {
     {OPTION_FLAG, 0, "no-overwrite", NULL, NULL, offsetof(struct settings, keeps_existing),
      .help = "Fail if a file exists already, before anything is transferred. Without it such a file is replaced when "
              "the new one is complete."},
+    {OPTION_FLAG, 0, "no-resume", NULL, NULL, offsetof(struct settings, skips_resume),
+     .help = "Get every piece anew, whatever is there, and keep no partial files after an error or a signal."},
     {OPTION_FLAG, 0, "no-share", NULL, NULL, offsetof(struct settings, skips_share),
      .help = "Do not serve pieces to others while getting them."},
     {OPTION_FLAG, 0, "no-verify", NULL, NULL, offsetof(struct settings, skips_verify),
@@ -264,17 +293,21 @@ const struct command command_get = {
     .name = "get",
     .arguments = "NAME DIR",
     .summary = "get a payload's files from whoever has them",
-    .text = "Gets the payload NAME from all its sources at once, verifies every piece and writes its files and "
-            "directories below DIR, which is made if it is missing. While it runs, other nodes take from it the pieces "
-            "it has. With --seed it goes on serving.\n\n"
-            "Nothing outside DIR is written and no link below DIR is followed. The space is allocated before the "
-            "transfer begins. "
-            "Files grow in a hidden directory in DIR and get their names when all are complete; files that exist are "
-            "replaced "
-            "then. After an error or a signal nothing of it stays. Permission bits of files and of directories that "
-            "are made are restored exactly, "
-            "without set-user-ID, set-group-ID and sticky bits.\n\n"
-            "A payload that a program registered without a list of files is written to DIR/NAME.",
+    .text =
+        "Gets the payload NAME from all its sources at once, verifies every piece and writes its files and "
+        "directories below DIR, which is made if it is missing. While it runs, other nodes take from it the pieces "
+        "it has. With --seed it goes on serving.\n\n"
+        "Nothing outside DIR is written and no link below DIR is followed. The space is allocated before the "
+        "transfer begins. "
+        "Files grow in a hidden directory in DIR and get their names when all are complete; files that exist are "
+        "replaced "
+        "then. Permission bits of files and of directories that are made are restored exactly, without set-user-ID, "
+        "set-group-ID and sticky bits.\n\n"
+        "After an error or a signal the hidden directory stays if it has verified pieces, also after a kill: the "
+        "same command run again keeps the pieces that verify and gets only the rest. Pieces that a file has "
+        "already that is to be replaced are copied from it, so that a new generation brings only what changed. "
+        "What is left of other payloads is removed when the space is needed.\n\n"
+        "A payload that a program registered without a list of files is written to DIR/NAME.",
     .options = options,
     .has_serving_options = true,
     .has_common_options = true,

@@ -27,7 +27,7 @@ struct settings {
     uint64_t max_shard_size, piece_size; /* 0: chosen */
     bool is_forced, follows_links;
     /* get */
-    bool keeps_seeding, skips_verify, skips_share, waits, keeps_existing, syncs;
+    bool keeps_seeding, skips_verify, skips_share, skips_resume, waits, keeps_existing, syncs;
     uint64_t max_sources;
     /* seed and get */
     uint64_t upload_limit, download_limit; /* bytes per second; 0: none */

@@ -36,13 +36,14 @@ static void remember_sources(struct progress *progress, const struct shoal_progr
 static void update_rate(struct progress *progress, const struct shoal_progress *now)
 {
     uint64_t span_ms = now->elapsed_ms - progress->last_ms;
-    if (now->elapsed_ms <= progress->last_ms || now->done_bytes < progress->last_bytes)
+    uint64_t bytes = now->done_bytes - now->reused_bytes; /* what was there already came at no rate */
+    if (now->elapsed_ms <= progress->last_ms || bytes < progress->last_bytes)
         return;
-    double rate = (double)(now->done_bytes - progress->last_bytes) * 1000.0 / (double)span_ms;
+    double rate = (double)(bytes - progress->last_bytes) * 1000.0 / (double)span_ms;
     /* Follows a change within about two seconds, however often it is called. */
     double weight = span_ms >= 2000 ? 1.0 : (double)span_ms / 2000.0;
     progress->rate_bps = progress->rate_bps == 0 ? rate : progress->rate_bps + weight * (rate - progress->rate_bps);
-    progress->last_bytes = now->done_bytes;
+    progress->last_bytes = bytes;
     progress->last_ms = now->elapsed_ms;
 }
 
@@ -86,7 +87,9 @@ static void draw(const struct progress *progress, const struct shoal_progress *n
     int width = terminal_width();
     char name[64], done[UNITS_TEXT_BYTES], total[UNITS_TEXT_BYTES], rate[UNITS_TEXT_BYTES], left[UNITS_TEXT_BYTES];
     char line[512], bar[64], sources[512], both[1100];
-    double share = now->total_bytes ? (double)now->done_bytes / (double)now->total_bytes : 1.0;
+    const char *verb = now->is_checking ? "checking" : progress->verb;
+    uint64_t done_bytes = now->is_checking ? now->checked_bytes : now->done_bytes;
+    double share = now->total_bytes ? (double)done_bytes / (double)now->total_bytes : 1.0;
 
     int bar_width = width >= 100 ? 30 : width >= 80 ? 16 : 0, filled = (int)(share * bar_width);
     for (int i = 0; i < bar_width; i++)
@@ -96,9 +99,9 @@ static void draw(const struct progress *progress, const struct shoal_progress *n
         units_format_seconds((uint64_t)((double)(now->total_bytes - now->done_bytes) / progress->rate_bps + 0.5), left);
     else
         snprintf(left, sizeof left, "-:--");
-    snprintf(line, sizeof line, "%s %s %3d%%%s%s%s %s of %s  %s  %s left", progress->verb,
+    snprintf(line, sizeof line, "%s %s %3d%%%s%s%s %s of %s  %s  %s left", verb,
              units_printable(progress->name, name, sizeof name), (int)(share * 100), bar_width ? " [" : "", bar,
-             bar_width ? "]" : "", units_format_size(now->done_bytes, done), units_format_size(now->total_bytes, total),
+             bar_width ? "]" : "", units_format_size(done_bytes, done), units_format_size(now->total_bytes, total),
              units_format_rate(progress->rate_bps, rate), left);
     terminal_cut(line, sizeof line, width);
     if (!now->sources) {
@@ -123,16 +126,19 @@ static void print_json(const struct progress *progress, const struct shoal_progr
                                                  "connected", (int)source->is_connected, "bad_pieces",
                                                  (int)source->bad_pieces, "failures", (int)source->failures));
     }
-    json_print(json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:f, s:o}", "event", "progress", "step", progress->verb,
-                         "name", json_text(progress->name), "done_bytes", (json_int_t)now->done_bytes, "total_bytes",
-                         (json_int_t)now->total_bytes, "elapsed_ms", (json_int_t)now->elapsed_ms, "rate_bytes_per_s",
-                         progress->rate_bps, "sources", sources));
+    json_print(json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o}", "event", "progress", "step",
+                         now->is_checking ? "checking" : progress->verb, "name", json_text(progress->name),
+                         "done_bytes", (json_int_t)now->done_bytes, "total_bytes", (json_int_t)now->total_bytes,
+                         "reused_bytes", (json_int_t)now->reused_bytes, "elapsed_ms", (json_int_t)now->elapsed_ms,
+                         "rate_bytes_per_s", progress->rate_bps, "sources", sources));
 }
 
 void progress_show(void *arg, const struct shoal_progress *now)
 {
     struct progress *progress = arg;
     progress->done_bytes = now->done_bytes;
+    progress->reused_bytes = now->reused_bytes;
+    progress->checked_bytes = now->checked_bytes;
     progress->elapsed_ms = now->elapsed_ms;
     update_rate(progress, now);
     remember_sources(progress, now);

@@ -17,7 +17,7 @@ struct progress {
     const char *verb;      /* "hashing", "getting" */
     bool is_live, is_json;
     double rate_bps; /* smoothed */
-    uint64_t last_bytes, last_ms, done_bytes, elapsed_ms;
+    uint64_t last_bytes, last_ms, done_bytes, reused_bytes, checked_bytes, elapsed_ms;
     struct shoal_source_stats *sources; /* owned: what the last call said */
     size_t source_count;
 };

@@ -71,7 +71,7 @@ static const char *hint_of(const struct app *app, enum shoal_status status)
     case SHOAL_TIMED_OUT:
         return "allow more time with --timeout, or see shoal doctor";
     case SHOAL_NO_SPACE:
-        return "free some space or choose another directory; nothing was left there";
+        return "free some space or choose another directory";
     case SHOAL_NO_MEMORY:
         return "see ulimit -v, vm.max_map_count and free memory";
     default:
@@ -135,7 +135,7 @@ int report_failure(const struct app *app, const struct shoal_error *error, const
     units_printable(what, shown, sizeof shown);
     units_printable(error->message[0] ? error->message : shoal_status_text(error->status), message, sizeof message);
     if (is_interrupted)
-        snprintf(message, sizeof message, "ended by %s; nothing was left behind",
+        snprintf(message, sizeof message, "ended by %s",
                  signal_number == 2    ? "SIGINT"
                  : signal_number == 15 ? "SIGTERM"
                                        : "SIGHUP");

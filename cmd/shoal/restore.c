@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "restore.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -16,7 +13,6 @@
 
 #include "app.h"
 #include "base/error.h"
-#include "base/random.h"
 #include "safe_path.h"
 #include "units.h"
 
@@ -48,73 +44,6 @@ static enum shoal_status in_the_way(struct shoal_error *error, const char *path,
     snprintf(copy, sizeof copy, "%.*s", (int)len, path);
     return error_set(error, SHOAL_EXISTS, 0, "\"%s\" is in the way: %s", units_printable(copy, shown, sizeof shown),
                      what);
-}
-
-/* --- staging directories --- */
-
-static void empty_directory(int fd)
-{
-    int copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *directory = copy >= 0 ? fdopendir(copy) : NULL;
-    if (!directory) {
-        if (copy >= 0)
-            close(copy);
-        return;
-    }
-    for (const struct dirent *entry; (entry = readdir(directory));)
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            unlinkat(fd, entry->d_name, 0);
-    closedir(directory);
-}
-
-/* Removes what killed processes of this user left; whoever lives holds the lock of his. */
-static void sweep(int root_fd)
-{
-    int copy = openat(root_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *directory = copy >= 0 ? fdopendir(copy) : NULL;
-    if (!directory) {
-        if (copy >= 0)
-            close(copy);
-        return;
-    }
-    for (const struct dirent *entry; (entry = readdir(directory));) {
-        struct stat info;
-        if (strncmp(entry->d_name, RESTORE_STAGING_PREFIX, strlen(RESTORE_STAGING_PREFIX)) != 0)
-            continue;
-        int fd = openat(root_fd, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        if (fstat(fd, &info) == 0 && info.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0) {
-            empty_directory(fd);
-            unlinkat(root_fd, entry->d_name, AT_REMOVEDIR);
-        }
-        close(fd);
-    }
-    closedir(directory);
-}
-
-static enum shoal_status make_staging(struct restore *restore, struct shoal_error *error)
-{
-    for (int attempt = 0; attempt < 100; attempt++) {
-        struct stat info;
-        snprintf(restore->staging_name, sizeof restore->staging_name, "%s%016" PRIx64, RESTORE_STAGING_PREFIX,
-                 random_id());
-        if (mkdirat(restore->root_fd, restore->staging_name, 0700) != 0) {
-            if (errno == EEXIST)
-                continue;
-            return system_error(error, errno, "write to", restore->path, strlen(restore->path));
-        }
-        int fd = openat(restore->root_fd, restore->staging_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        /* Somebody who sweeps may have been faster than our lock: then it is gone, or will be. */
-        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &info) == 0 && info.st_nlink > 0) {
-            restore->staging_fd = fd;
-            return SHOAL_OK;
-        }
-        if (fd >= 0)
-            close(fd);
-        unlinkat(restore->root_fd, restore->staging_name, AT_REMOVEDIR);
-    }
-    return error_set(error, SHOAL_BUSY, 0, "cannot make a directory of our own in \"%s\"", restore->path);
 }
 
 /* --- directories --- */
@@ -170,11 +99,6 @@ static enum shoal_status enter_parent(struct restore *restore, struct parent *pa
 
 /* --- files --- */
 
-static void staged_name(size_t index, char name_out[24])
-{
-    snprintf(name_out, 24, "%zu", index);
-}
-
 static enum shoal_status check_target(int parent_fd, const char *name, const struct file_entry *entry,
                                       bool keeps_existing, struct shoal_error *error)
 {
@@ -190,55 +114,151 @@ static enum shoal_status check_target(int parent_fd, const char *name, const str
     return SHOAL_OK;
 }
 
+/* A file that an earlier get left, brought to its size. false: it is none that can be used, and is gone. */
+static bool open_adopted(struct restore *restore, const struct file_entry *entry, const char *name, int *fd_out)
+{
+    struct stat info;
+    int fd = openat(restore->staging_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 && staging_is_own_file(fd) && fstat(fd, &info) == 0 &&
+        ((uint64_t)info.st_size <= entry->size_bytes || ftruncate(fd, (off_t)entry->size_bytes) == 0)) {
+        *fd_out = fd;
+        return true;
+    }
+    if (fd >= 0)
+        close(fd);
+    unlinkat(restore->staging_fd, name, 0);
+    return false;
+}
+
+/* The mode is set now, so that it fails early if it must; one that would keep us from opening the file again after an
+ * interruption is set once more at the end. */
+static int set_staged_mode(int fd, uint32_t mode)
+{
+    if (fchmod(fd, mode) != 0)
+        return errno;
+    return (mode & 0600) != 0600 && fchmod(fd, 0600) != 0 ? errno : 0;
+}
+
 static enum shoal_status stage_file(struct restore *restore, size_t index, struct shoal_error *error)
 {
     const struct file_entry *entry = &restore->list->entries[index];
     enum shoal_status status = SHOAL_OK;
-    char name[24];
-    staged_name(index, name);
-    restore->staged_count = index + 1;
-    int fd = openat(restore->staging_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    char name[STAGING_FILE_NAME_BYTES];
+    int fd = -1, number;
+    staging_file_name(entry->path, name);
+    if (restore->is_adopted[index] && !open_adopted(restore, entry, name, &fd)) {
+        restore->is_adopted[index] = false;
+        restore->adopted_count--;
+    }
+    if (fd < 0)
+        fd = openat(restore->staging_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return system_error(error, errno, "make a file for", entry->path, strlen(entry->path));
-    int number = entry->size_bytes ? posix_fallocate(fd, 0, (off_t)entry->size_bytes) : 0;
+    number = entry->size_bytes ? posix_fallocate(fd, 0, (off_t)entry->size_bytes) : 0;
     if (number)
         status = system_error(error, number, "get space for", entry->path, strlen(entry->path));
-    else if (fchmod(fd, entry->mode) != 0)
-        status = system_error(error, errno, "set the mode of", entry->path, strlen(entry->path));
+    else if ((number = set_staged_mode(fd, entry->mode)))
+        status = system_error(error, number, "set the mode of", entry->path, strlen(entry->path));
     else if (entry->size_bytes)
         status = mapping_add(&restore->mappings, fd, entry->size_bytes, true, index, error);
     close(fd);
     return status;
 }
 
-static enum shoal_status check_space(const struct restore *restore, struct shoal_error *error)
+/* The file that is to be replaced may have some of the new one's content. Whatever is wrong with it, it can be done
+ * without. */
+static void map_previous(struct restore *restore, int parent_fd, const char *name, size_t index)
 {
-    struct statvfs info;
-    if (fstatvfs(restore->root_fd, &info) != 0 || info.f_blocks == 0)
-        return SHOAL_OK; /* not told: allocation will show */
-    uint64_t block = info.f_frsize ? info.f_frsize : 4096, needed = 0;
-    for (size_t i = 0; i < restore->list->count; i++)
-        needed += restore->list->entries[i].size_bytes / block + (restore->list->entries[i].size_bytes % block != 0);
-    uint64_t available = geteuid() == 0 ? info.f_bfree : info.f_bavail;
-    char need[UNITS_TEXT_BYTES], have[UNITS_TEXT_BYTES];
-    if (needed > available)
-        return error_set(error, SHOAL_NO_SPACE, 0, "\"%s\" has %s free, the payload needs %s", restore->path,
-                         units_format_size(available * block, have),
-                         units_format_size(restore->list->total_bytes, need));
-    return SHOAL_OK;
+    const struct file_entry *entry = &restore->list->entries[index];
+    struct stat info;
+    int fd = openat(parent_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
+        uint64_t len = (uint64_t)info.st_size < entry->size_bytes ? (uint64_t)info.st_size : entry->size_bytes;
+        if (mapping_add(&restore->mappings, fd, len, false, index, NULL) == SHOAL_OK)
+            restore->previous_count++;
+    }
+    close(fd);
 }
 
+/* Takes over what earlier gets of the payload left. */
+static void adopt_files(struct restore *restore, struct staging_left *left)
+{
+    for (size_t i = 0; i < restore->list->count && left->count; i++) {
+        const struct file_entry *entry = &restore->list->entries[i];
+        char name[STAGING_FILE_NAME_BYTES];
+        if (entry->type != FILE_REGULAR || entry->size_bytes == 0)
+            continue;
+        staging_file_name(entry->path, name);
+        restore->is_adopted[i] = staging_adopt(left, restore->staging_fd, name);
+        restore->adopted_count += restore->is_adopted[i];
+    }
+}
+
+/* What the files need beyond what those that were adopted have. */
+static uint64_t needed_blocks(const struct restore *restore, uint64_t block)
+{
+    uint64_t needed = 0;
+    for (size_t i = 0; i < restore->list->count; i++) {
+        const struct file_entry *entry = &restore->list->entries[i];
+        uint64_t blocks = entry->size_bytes / block + (entry->size_bytes % block != 0), have = 0;
+        char name[STAGING_FILE_NAME_BYTES];
+        struct stat info;
+        staging_file_name(entry->path, name);
+        if (restore->is_adopted[i] && fstatat(restore->staging_fd, name, &info, AT_SYMLINK_NOFOLLOW) == 0)
+            have = (uint64_t)info.st_blocks * 512 / block;
+        needed += have < blocks ? blocks - have : 0;
+    }
+    return needed;
+}
+
+static enum shoal_status check_space(const struct restore *restore, struct shoal_error *error)
+{
+    for (bool has_swept = false;; has_swept = true) {
+        struct statvfs info;
+        if (fstatvfs(restore->root_fd, &info) != 0 || info.f_blocks == 0)
+            return SHOAL_OK; /* not told: allocation will show */
+        uint64_t block = info.f_frsize ? info.f_frsize : 4096, needed = needed_blocks(restore, block);
+        uint64_t available = geteuid() == 0 ? info.f_bfree : info.f_bavail;
+        char need[UNITS_TEXT_BYTES], have[UNITS_TEXT_BYTES];
+        if (needed <= available)
+            return SHOAL_OK;
+        if (has_swept)
+            return error_set(error, SHOAL_NO_SPACE, 0, "\"%s\" has %s free, the payload needs %s", restore->path,
+                             units_format_size(available * block, have),
+                             units_format_size(needed * block < restore->list->total_bytes ? needed * block
+                                                                                           : restore->list->total_bytes,
+                                               need));
+        staging_sweep(restore->root_fd); /* what was left of other payloads is worth less than this one */
+    }
+}
+
+static bool is_staged(const struct mapping *mapping)
+{
+    return mapping->protection & PROT_WRITE;
+}
+
+/* In the order of the list; what is there of a file precedes the file itself. */
 static enum shoal_status make_regions(struct restore *restore, struct shoal_error *error)
 {
     static char nothing;
-    restore->region_count = restore->mappings.count ? restore->mappings.count : 1;
+    size_t count = restore->mappings.count - restore->previous_count, at = 0;
+    restore->region_count = count ? count : 1;
     restore->regions = calloc(restore->region_count, sizeof *restore->regions);
-    if (!restore->regions)
+    if (restore->previous_count)
+        restore->previous = calloc(restore->region_count, sizeof *restore->previous);
+    if (!restore->regions || (restore->previous_count && !restore->previous))
         return error_no_memory(error);
     restore->regions[0] = (struct shoal_region){&nothing, 0};
-    for (size_t i = 0; i < restore->mappings.count; i++)
-        restore->regions[i] =
-            (struct shoal_region){restore->mappings.items[i].addr, restore->mappings.items[i].len_bytes};
+    for (size_t i = 0; i < restore->mappings.count; i++) {
+        const struct mapping *mapping = &restore->mappings.items[i];
+        struct shoal_region region = {mapping->addr, mapping->len_bytes};
+        if (is_staged(mapping))
+            restore->regions[at++] = region;
+        else
+            restore->previous[at] = region;
+    }
     return SHOAL_OK;
 }
 
@@ -256,47 +276,106 @@ static enum shoal_status open_root(struct restore *restore, struct shoal_error *
     return SHOAL_OK;
 }
 
-enum shoal_status restore_prepare(struct restore *restore, const char *path, const struct file_list *list,
-                                  bool keeps_existing, struct shoal_error *error)
+/* A directory that a get made and could not finish: this mode only ever comes from there (safe_path.c). */
+static bool is_unfinished(int fd)
+{
+    struct stat info;
+    return fstat(fd, &info) == 0 && info.st_uid == geteuid() && (info.st_mode & 07777) == SAFE_PATH_UNFINISHED_MODE;
+}
+
+static enum shoal_status prepare_directory(struct restore *restore, const struct file_entry *entry,
+                                           struct shoal_error *error)
+{
+    size_t made_before = restore->made_count, len = strlen(entry->path);
+    int fd = -1;
+    enum shoal_status status = open_directory(restore, entry->path, len, true, &fd, error);
+    if (status != SHOAL_OK)
+        return status;
+    if (restore->made_count == made_before && is_unfinished(fd) && remember_made(restore, entry->path, len) != 0)
+        status = error_no_memory(error);
+    close(fd);
+    if (restore->made_count > made_before && restore->made[restore->made_count - 1].len == len)
+        restore->made[restore->made_count - 1].mode = entry->mode;
+    return status;
+}
+
+/* Before anything is taken over or allocated. */
+static enum shoal_status prepare_places(struct restore *restore, bool keeps_existing, struct shoal_error *error)
 {
     struct parent parent = {.fd = -1};
-    *restore = (struct restore){.root_fd = -1, .staging_fd = -1, .list = list, .path = strdup(path)};
-    if (!restore->path)
-        return error_no_memory(error);
-    enum shoal_status status = runtime_check_map_count(list->region_count, error);
-    if (status == SHOAL_OK)
-        status = open_root(restore, error);
-    if (status == SHOAL_OK) {
-        sweep(restore->root_fd);
-        status = check_space(restore, error);
-    }
-    if (status == SHOAL_OK)
-        status = make_staging(restore, error);
-    for (size_t i = 0; i < list->count && status == SHOAL_OK; i++) {
-        const struct file_entry *entry = &list->entries[i];
+    enum shoal_status status = SHOAL_OK;
+    for (size_t i = 0; i < restore->list->count && status == SHOAL_OK; i++) {
+        const struct file_entry *entry = &restore->list->entries[i];
         const char *name;
         if (entry->type == FILE_DIRECTORY) {
-            size_t made_before = restore->made_count;
-            int fd = -1;
-            status = open_directory(restore, entry->path, strlen(entry->path), true, &fd, error);
-            if (status == SHOAL_OK)
-                close(fd);
-            if (restore->made_count > made_before && restore->made[restore->made_count - 1].len == strlen(entry->path))
-                restore->made[restore->made_count - 1].mode = entry->mode;
+            status = prepare_directory(restore, entry, error);
             continue;
         }
         status = enter_parent(restore, &parent, entry, true, &name, error);
         if (status == SHOAL_OK)
             status = check_target(parent.fd, name, entry, keeps_existing, error);
+    }
+    if (parent.fd >= 0)
+        close(parent.fd);
+    return status;
+}
+
+static enum shoal_status prepare_files(struct restore *restore, bool uses_previous, struct shoal_error *error)
+{
+    struct parent parent = {.fd = -1};
+    enum shoal_status status = SHOAL_OK;
+    for (size_t i = 0; i < restore->list->count && status == SHOAL_OK; i++) {
+        const struct file_entry *entry = &restore->list->entries[i];
+        const char *name;
+        if (entry->type == FILE_DIRECTORY)
+            continue;
+        if (uses_previous && entry->size_bytes) {
+            status = enter_parent(restore, &parent, entry, false, &name, error);
+            if (status == SHOAL_OK)
+                map_previous(restore, parent.fd, name, i);
+        }
         if (status == SHOAL_OK)
             status = stage_file(restore, i, error);
     }
     if (parent.fd >= 0)
         close(parent.fd);
+    return status;
+}
+
+enum shoal_status restore_prepare(struct restore *restore, const char *path, const struct file_list *list,
+                                  const struct restore_options *options, struct shoal_error *error)
+{
+    struct staging_left left = {.count = 0};
+    *restore = (struct restore){.root_fd = -1, .staging_fd = -1, .list = list, .path = strdup(path)};
+    restore->is_adopted = calloc(list->count + 1, sizeof *restore->is_adopted);
+    if (!restore->path || !restore->is_adopted) {
+        restore_release(restore);
+        return error_no_memory(error);
+    }
+    enum shoal_status status = runtime_check_map_count(list->region_count, error);
+    if (status == SHOAL_OK)
+        status = open_root(restore, error);
+    if (status == SHOAL_OK)
+        status = prepare_places(restore, options->keeps_existing, error);
+    if (status == SHOAL_OK)
+        staging_find_left(restore->root_fd, options->payload, &left);
+    if (status == SHOAL_OK)
+        status =
+            staging_make(restore->root_fd, path, options->payload, restore->staging_name, &restore->staging_fd, error);
+    if (status == SHOAL_OK) {
+        if (options->resumes)
+            adopt_files(restore, &left);
+        staging_remove_left(restore->root_fd, &left);
+        status = check_space(restore, error);
+    }
+    if (status == SHOAL_OK)
+        status = prepare_files(
+            restore, options->resumes && runtime_check_map_count(2 * list->region_count, NULL) == SHOAL_OK, error);
     if (status == SHOAL_OK)
         status = make_regions(restore, error);
     if (status != SHOAL_OK) {
-        restore_abort(restore);
+        staging_remove_left(restore->root_fd, &left);
+        restore_abort(restore, restore->adopted_count > 0);
         restore_release(restore);
     }
     return status;
@@ -305,7 +384,8 @@ enum shoal_status restore_prepare(struct restore *restore, const char *path, con
 static enum shoal_status sync_files(struct restore *restore, struct shoal_error *error)
 {
     for (size_t i = 0; i < restore->mappings.count; i++)
-        if (msync(restore->mappings.items[i].addr, restore->mappings.items[i].len_bytes, MS_SYNC) != 0) {
+        if (is_staged(&restore->mappings.items[i]) &&
+            msync(restore->mappings.items[i].addr, restore->mappings.items[i].len_bytes, MS_SYNC) != 0) {
             const char *path = restore->list->entries[restore->mappings.items[i].tag].path;
             return system_error(error, errno, "write to disk", path, strlen(path));
         }
@@ -315,6 +395,16 @@ static enum shoal_status sync_files(struct restore *restore, struct shoal_error 
     return SHOAL_OK;
 }
 
+static enum shoal_status set_final_mode(struct restore *restore, const struct file_entry *entry, const char *staged,
+                                        struct shoal_error *error)
+{
+    int fd = openat(restore->staging_fd, staged, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int number = fd < 0 || fchmod(fd, entry->mode) != 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return number ? system_error(error, number, "set the mode of", entry->path, strlen(entry->path)) : SHOAL_OK;
+}
+
 static enum shoal_status name_files(struct restore *restore, struct shoal_error *error)
 {
     struct parent parent = {.fd = -1};
@@ -322,14 +412,16 @@ static enum shoal_status name_files(struct restore *restore, struct shoal_error 
     for (size_t i = 0; i < restore->list->count && status == SHOAL_OK; i++) {
         const struct file_entry *entry = &restore->list->entries[i];
         const char *name;
-        char staged[24];
+        char staged[STAGING_FILE_NAME_BYTES];
         if (entry->type == FILE_DIRECTORY)
             continue;
         status = enter_parent(restore, &parent, entry, false, &name, error);
         if (status != SHOAL_OK)
             break;
-        staged_name(i, staged);
-        if (renameat(restore->staging_fd, staged, parent.fd, name) != 0)
+        staging_file_name(entry->path, staged);
+        if ((entry->mode & 0600) != 0600)
+            status = set_final_mode(restore, entry, staged, error);
+        if (status == SHOAL_OK && renameat(restore->staging_fd, staged, parent.fd, name) != 0)
             status = system_error(error, errno, "give its name to", entry->path, strlen(entry->path));
     }
     if (parent.fd >= 0)
@@ -361,24 +453,18 @@ static enum shoal_status set_directory_modes(struct restore *restore, struct sho
 
 static void remove_staging(struct restore *restore)
 {
-    if (restore->staging_fd < 0)
-        return;
-    for (size_t i = 0; i < restore->staged_count; i++) {
-        char name[24];
-        staged_name(i, name);
-        if (restore->list->entries[i].type == FILE_REGULAR)
-            unlinkat(restore->staging_fd, name, 0);
-    }
-    unlinkat(restore->root_fd, restore->staging_name, AT_REMOVEDIR);
-    close(restore->staging_fd);
+    if (restore->staging_fd >= 0)
+        staging_remove(restore->root_fd, restore->staging_name, restore->staging_fd);
     restore->staging_fd = -1;
 }
 
 enum shoal_status restore_commit(struct restore *restore, bool syncs, struct shoal_error *error)
 {
-    const struct mapping *lost = mapping_first_lost(&restore->mappings);
-    if (lost) {
+    for (size_t i = 0; i < restore->mappings.count; i++) {
+        const struct mapping *lost = &restore->mappings.items[i];
         char shown[300];
+        if (!is_staged(lost) || !atomic_load(&lost->is_lost))
+            continue; /* a file that is replaced may lose what it likes */
         return error_set(error, SHOAL_IO, EIO, "the file for \"%s\" was cut off by somebody, or the disk failed",
                          units_printable(restore->list->entries[lost->tag].path, shown, sizeof shown));
     }
@@ -391,14 +477,14 @@ enum shoal_status restore_commit(struct restore *restore, bool syncs, struct sho
         status = system_error(error, errno, "write to disk", restore->path, strlen(restore->path));
     if (status != SHOAL_OK)
         return status;
-    restore->staged_count = 0; /* all have left */
     remove_staging(restore);
     return SHOAL_OK;
 }
 
-void restore_abort(struct restore *restore)
+void restore_abort(struct restore *restore, bool keeps)
 {
-    remove_staging(restore);
+    if (!keeps)
+        remove_staging(restore);
     for (size_t i = restore->made_count; i-- > 0;) {
         const struct made_directory *made = &restore->made[i];
         const char *name;
@@ -423,6 +509,8 @@ void restore_release(struct restore *restore)
     if (restore->root_fd >= 0)
         close(restore->root_fd);
     free(restore->regions);
+    free(restore->previous);
+    free(restore->is_adopted);
     free(restore->made);
     free(restore->path);
     *restore = (struct restore){.root_fd = -1, .staging_fd = -1};

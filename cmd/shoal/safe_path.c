@@ -35,7 +35,7 @@ int safe_path_open_directory(int root_fd, const char *path, size_t len, safe_pat
         /* O_DIRECTORY with O_NOFOLLOW: a link is ENOTDIR. */
         int next = openat(fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), number = errno;
         if (next < 0 && number == ENOENT && made) {
-            if (mkdirat(fd, name, 0700) == 0)
+            if (mkdirat(fd, name, SAFE_PATH_UNFINISHED_MODE) == 0)
                 number = made(arg, path, end);
             else
                 number = errno == EEXIST ? 0 : errno;

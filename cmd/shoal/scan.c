@@ -128,7 +128,7 @@ static enum shoal_status read_names(int fd, const char *path, char ***names_out,
         }
         /* What an interrupted get left is no part of the data. */
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
-            strncmp(entry->d_name, RESTORE_STAGING_PREFIX, strlen(RESTORE_STAGING_PREFIX)) == 0)
+            strncmp(entry->d_name, STAGING_PREFIX, strlen(STAGING_PREFIX)) == 0)
             continue;
         if (count == capacity) {
             size_t larger = capacity ? 2 * capacity : 64;
