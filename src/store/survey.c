@@ -13,7 +13,8 @@
 
 #define SURVEY_TIMEOUT_MS 10000
 #define SOURCE_TIMEOUT_MS 3000 /* one answer, connecting included */
-#define SURVEY_PARALLEL 32u    /* sources that are asked at a time */
+#define SURVEY_PARALLEL                                                                                                \
+    128u /* sources that are asked at a time: dead ones must not use up the deadline of the others */
 
 struct survey;
 
@@ -71,16 +72,16 @@ static void on_answer(void *arg, enum shoal_status status, const uint8_t *body, 
 {
     struct inquiry *inquiry = arg;
     struct survey *survey = inquiry->survey;
+    struct shoal_source_status *answer = inquiry->status;
     struct rpc_client *client = inquiry->client;
 
-    if (status == SHOAL_OK)
-        status_decode(inquiry->status, survey->manifest->piece_count, survey->max_receivers, body, body_len,
-                      &inquiry->status->error);
-    else if (survey->is_stopping)
-        error_set(&inquiry->status->error, SHOAL_TIMED_OUT, 0, "%s: no answer by the deadline",
-                  inquiry->status->source.address);
-    else
-        inquiry->status->error = *error;
+    if (status == SHOAL_OK &&
+        status_decode(answer, survey->manifest->piece_count, survey->max_receivers, body, body_len, &answer->error))
+        error_prefix(&answer->error, "%s", answer->source.address);
+    else if (status && survey->is_stopping)
+        error_set(&answer->error, SHOAL_TIMED_OUT, 0, "%s: no answer by the deadline", answer->source.address);
+    else if (status)
+        answer->error = *error;
     inquiry->client = NULL;
     survey->active--;
     if (!survey->is_stopping)

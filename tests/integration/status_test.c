@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "liar.h"
+#include "meta_edit.h"
+
 #define SIZE (8 * MIB)
 #define PIECES 128
 #define PIECE "piece=65536 shard=1048576"
@@ -184,6 +187,44 @@ static void dead_sources(void **state)
     node_stop_all();
 }
 
+/* An answer that cannot be true is an entry that says so. */
+static void lying_source(void **state)
+{
+    struct fixture *fixture = *state;
+    struct node *gold = start_node(fixture, "gold", "");
+    struct node *hidden = start_node(fixture, "hidden", "lease=60000");
+    struct node *looker = start_node(fixture, "looker", "");
+    struct liar *liar;
+    json_t *sources, *entry;
+
+    seed_one(gold, "model", SIZE, 1, PIECE);
+    get_one(hidden, "model", SIZE, 1);
+    liar = liar_create(name_of(hidden), LIAR_BOASTS);
+    assert_true(meta_edit_replace_address(fixture->uri, name_of(hidden), liar_address(liar)) > 0);
+    sources = sources_of(looker, "max_receivers=1");
+    assert_string_equal(text_of(entry_of(sources, name_of(gold)), "status"), "OK");
+    entry = entry_of(sources, name_of(hidden));
+    assert_string_equal(text_of(entry, "status"), "PROTOCOL");
+    assert_non_null(strstr(text_of(entry, "message"), liar_address(liar)));
+    assert_int_equal(number_of(entry, "have"), 0);
+    assert_int_equal(liar_count(liar), 1);
+    node_stop_all();
+    liar_destroy(liar);
+}
+
+/* The name outlives its sources when the last one is killed: then there is nobody to ask, which is no error. */
+static void no_source(void **state)
+{
+    struct node *gold = start_node(*state, "gold", "lease=2000");
+    struct node *looker = start_node(*state, "looker", "");
+
+    seed_one(gold, "model", SIZE, 1, PIECE);
+    assert_int_equal(json_array_size(sources_of(looker, "")), 1);
+    node_kill(gold);
+    WAIT_UNTIL(json_array_size(sources_of(looker, "")) == 0);
+    node_stop_all();
+}
+
 static void wrong_arguments(void **state)
 {
     struct node *gold = start_node(*state, "gold", "");
@@ -203,10 +244,8 @@ static void wrong_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ITEST(two_receivers),
-        ITEST(killed_receiver),
-        ITEST(dead_sources),
-        ITEST(wrong_arguments),
+        ITEST(two_receivers), ITEST(killed_receiver), ITEST(dead_sources),
+        ITEST(lying_source),  ITEST(no_source),       ITEST(wrong_arguments),
     };
     return cmocka_run_group_tests_name("status", tests, NULL, NULL);
 }

@@ -26,6 +26,7 @@
 #define MAX_CONNECTIONS 256
 #define METHOD_OPEN 1
 #define METHOD_SYNC 2
+#define METHOD_STATUS 3
 #define REPEATED 65536u
 #define SHOUTS 1000
 
@@ -174,20 +175,38 @@ static void relay_data(struct connection *connection)
 
 /* Control channel -------------------------------------------------------------------------------------------------- */
 
+static bool send_body(struct connection *connection, uint16_t method, uint64_t id, const void *body, size_t len)
+{
+    struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE, .method = method, .id = id, .body_len = (uint32_t)len};
+    uint8_t header[RPC_FRAME_HEADER_BYTES];
+
+    rpc_frame_encode(&frame, header);
+    return write_all(connection->client, header, sizeof header) && write_all(connection->client, body, len);
+}
+
 static bool send_response(struct connection *connection, uint64_t id, const Shoal__Wire__SyncResponse *response)
 {
     size_t len = shoal__wire__sync_response__get_packed_size(response);
-    struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE, .method = METHOD_SYNC, .id = id, .body_len = (uint32_t)len};
-    uint8_t *body = malloc(RPC_FRAME_HEADER_BYTES + len);
-    bool is_ok;
+    uint8_t *body = malloc(len + 1);
+    bool is_ok = body != NULL;
 
-    if (!body)
-        return false;
-    rpc_frame_encode(&frame, body);
-    shoal__wire__sync_response__pack(response, body + RPC_FRAME_HEADER_BYTES);
-    is_ok = write_all(connection->client, body, RPC_FRAME_HEADER_BYTES + len);
+    if (is_ok)
+        shoal__wire__sync_response__pack(response, body);
+    is_ok = is_ok && send_body(connection, METHOD_SYNC, id, body, len);
     free(body);
     return is_ok;
+}
+
+/* Twice the pieces that there can be. */
+static bool answer_status(struct connection *connection, uint64_t id)
+{
+    Shoal__Wire__StatusResponse response = SHOAL__WIRE__STATUS_RESPONSE__INIT;
+    uint8_t body[64];
+
+    atomic_fetch_add(&connection->liar->count, 1);
+    response.piece_count = UINT32_MAX;
+    response.pieces_have = UINT32_MAX;
+    return send_body(connection, METHOD_STATUS, id, body, shoal__wire__status_response__pack(&response, body));
 }
 
 static bool answer_sync(struct connection *connection, uint64_t id, uint32_t position)
@@ -228,7 +247,7 @@ static bool answer_sync(struct connection *connection, uint64_t id, uint32_t pos
     return is_ok;
 }
 
-/* What the peer asks. Syncs are answered here. */
+/* What the peer asks. Syncs are answered here, and status if the lie is about that. */
 static void relay_control(struct connection *connection)
 {
     uint8_t header[RPC_FRAME_HEADER_BYTES];
@@ -239,6 +258,13 @@ static void relay_control(struct connection *connection)
             return;
         if (frame.method == METHOD_OPEN)
             atomic_store(&connection->open_id, frame.id);
+        if (frame.method == METHOD_STATUS && connection->liar->lie == LIAR_BOASTS) {
+            uint8_t ignored[1024];
+            if (frame.body_len > sizeof ignored || !read_all(connection->client, ignored, frame.body_len) ||
+                !answer_status(connection, frame.id))
+                return;
+            continue;
+        }
         if (frame.method != METHOD_SYNC) {
             if (!write_all(connection->target, header, sizeof header) ||
                 !move(connection->client, connection->target, frame.body_len))

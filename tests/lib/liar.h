@@ -23,6 +23,7 @@ enum liar_lie {
     LIAR_JUMPS,     /* a position that the pieces do not lead to */
     LIAR_BABBLES,   /* nothing new, again and again */
     LIAR_SHOUTS,    /* that, and 1,000 answers to calls that nobody made */
+    LIAR_BOASTS,    /* that, and status with more pieces than there are */
     LIAR_LIES_COUNT,
 };
 
