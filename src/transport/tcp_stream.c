@@ -22,8 +22,9 @@
 #define UNSENT_MIN_BYTES (128 << 10)
 #define UNSENT_MAX_BYTES (4 << 20)
 #define UNSENT_PER_S 100
-/* Receive buffer of a connection with a limit: a quarter of a second of it, between these. */
-#define LIMITED_RECEIVE_MIN_BYTES (64 << 10)
+/* Receive buffer of a connection with a limit: a sixteenth of a second of it, between these. */
+#define LIMITED_RECEIVE_PER_S 16
+#define LIMITED_RECEIVE_MIN_BYTES (32 << 10)
 #define LIMITED_RECEIVE_MAX_BYTES (4 << 20)
 
 void tcp_stream_init(struct tcp_stream *stream, const struct tcp_stream_ops *ops, int fd)
@@ -88,8 +89,9 @@ void tcp_stream_tune(struct tcp_stream *stream, uint64_t in_bytes_per_s)
         (void)setsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
     }
     if (in_bytes_per_s > 0) {
-        /* The window opens in steps of a part of the buffer; with a large one a slow receiver would look dead. */
-        uint64_t part = in_bytes_per_s / 4;
+        /* The window opens in steps as large as the buffer, and many connections may share the limit: with a large one
+         * a slow receiver would look dead. */
+        uint64_t part = in_bytes_per_s / LIMITED_RECEIVE_PER_S;
 
         buffer = part < LIMITED_RECEIVE_MIN_BYTES   ? LIMITED_RECEIVE_MIN_BYTES
                  : part > LIMITED_RECEIVE_MAX_BYTES ? LIMITED_RECEIVE_MAX_BYTES

@@ -155,6 +155,29 @@ static void test_cuts(void **state)
     party_drop(&target);
 }
 
+/* A receiver takes so little that for several deadlines there is no room to send it more: what it took of the sender's
+ * kernel's counts. */
+static void test_slow_receiver_moves(void **state)
+{
+    struct shoal_engine_config slow = fixture_config(), hasty = fixture_config();
+    struct party target, own;
+
+    (void)state;
+    hasty.progress_timeout_ms = slow.progress_timeout_ms = 1500;
+    slow.download_limit_bytes_per_s = 128 << 10;
+    target = party_make(&hasty, 16 * MIB, READ_WRITE, 1);
+    own = party_make(&slow, 16 * MIB, SHOAL_ACCESS_LOCAL, 2);
+    party_find(&own, &target);
+    begin(&own, &target, SHOAL_OP_READ, 0, 16 * MIB);
+    wait_until(metric(&own, THROTTLED_DOWN) >= 6000);
+    assert_int_equal(metric(&target, "shoal_transport_tcp_serve_stalls_total "), 0);
+    assert_int_equal(metric(&own, "shoal_transport_tcp_retries_total "), 0);
+    shoal_batch_cancel(own.batch);
+    finish(&own, SHOAL_CANCELED);
+    party_drop(&own);
+    party_drop(&target);
+}
+
 /* A target with one slot, which a slow reader has, and another that waits for it. */
 struct queue {
     struct party target, slow, waiting;
@@ -241,6 +264,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_directions, fixture_setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(test_cuts, fixture_setup, fixture_teardown),
+        cmocka_unit_test_setup_teardown(test_slow_receiver_moves, fixture_setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(test_cancel_while_waiting, fixture_setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(test_memory_goes_while_waiting, fixture_setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(test_close_while_waiting, fixture_setup, fixture_teardown),
