@@ -48,6 +48,13 @@ class RoundTrip(CliTest):
         self.run_shoal("get", "dot", self.dir / "dst2")
         self.assertEqual(tree_of(self.dir / "dst2")[b"src/f"], (0o644, b"content"))
 
+    def test_limits(self):
+        self.make("src/f", os.urandom(400_000))
+        seed = self.seed("slow", self.dir / "src/f", "--upload-limit", "8mbit", "--upload-slots", "1")
+        self.run_shoal("get", "slow", self.dir / "dst", "--download-limit", "1M", env={"SHOAL_UPLOAD_LIMIT": "64KiB/s"})
+        self.assertEqual(tree_of(self.dir / "dst"), tree_of(self.dir / "src"))
+        self.assertEqual(seed.stop(), 0)
+
     def test_only_empty_files(self):
         self.make("src/a")
         self.make("src/b")
