@@ -61,6 +61,18 @@ static void add_meta_theme(struct maker *maker)
     maker->meta_free_at = end + 1;
     add(maker, is_killed ? CHAOS_META_KILL : CHAOS_META_STOP, 0, maker->at);
     add(maker, is_killed ? CHAOS_META_START : CHAOS_META_CONTINUE, 0, end);
+    if (below(maker, 2)) /* somebody starts without it, and somebody leaves */
+        add(maker, CHAOS_GET, 1 + below(maker, maker->plan->node_count - 1), maker->at);
+    if (below(maker, 2))
+        add(maker, CHAOS_DROP, 1 + below(maker, maker->plan->node_count - 1), maker->at);
+}
+
+/* Nobody who is complete has the right bytes, and somebody wants them. */
+static void add_corruption_of_all(struct maker *maker)
+{
+    for (unsigned i = 0; i < maker->plan->node_count; i++)
+        add_pair(maker, CHAOS_CORRUPT, CHAOS_REPAIR, i);
+    add(maker, CHAOS_GET, below(maker, maker->plan->node_count), maker->at);
 }
 
 static void add_theme(struct maker *maker)
@@ -72,7 +84,7 @@ static void add_theme(struct maker *maker)
         add_meta_theme(maker);
         return;
     }
-    switch (below(maker, 18)) {
+    switch (below(maker, 20)) {
     case 0:
     case 1:
     case 2:
@@ -109,6 +121,10 @@ static void add_theme(struct maker *maker)
         break;
     case 16:
         add(maker, CHAOS_FORCE, plan->is_anchored ? 0 : node, maker->at);
+        break;
+    case 17:
+        if (!plan->is_anchored)
+            add_corruption_of_all(maker);
         break;
     default:
         add(maker, below(maker, 3) ? CHAOS_GET : CHAOS_GET_PRIVATE, node, maker->at);

@@ -31,6 +31,7 @@ struct member {
     uint64_t content;        /* that it holds */
     uint64_t done;           /* of the running get, as last seen */
     int64_t listed_since_ms; /* in the list of sources without a break and undisturbed; 0: is not */
+    int64_t healed_ms;       /* when a cut ended (or began); 0: there was none */
     struct chaos_facts facts;
 };
 
