@@ -15,10 +15,18 @@ static struct mapping **guarded;
 static size_t guarded_count;
 static size_t page_bytes;
 
+void mapping_drop(struct mapping *mapping)
+{
+    size_t len_bytes = mapping->len_bytes;
+    mapping->len_bytes = 0; /* the handler does not find it any more */
+    if (len_bytes)
+        munmap(mapping->addr, len_bytes);
+}
+
 void mapping_table_release(struct mapping_table *table)
 {
     for (size_t i = 0; i < table->count; i++)
-        munmap(table->items[i].addr, table->items[i].len_bytes);
+        mapping_drop(&table->items[i]);
     free(table->items);
     memset(table, 0, sizeof *table);
 }

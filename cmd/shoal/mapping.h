@@ -29,6 +29,8 @@ void mapping_table_release(struct mapping_table *table); /* unmaps all */
 /* Maps the whole file; fd may be closed afterwards. */
 enum shoal_status mapping_add(struct mapping_table *table, int fd, uint64_t len_bytes, bool is_writable, size_t tag,
                               struct shoal_error *error);
+/* Unmaps one; it keeps its place in the table, also a guarded one. */
+void mapping_drop(struct mapping *mapping);
 /* Watches the mappings of one table at a time; the table must not change until mapping_unguard. */
 enum shoal_status mapping_guard(struct mapping_table *table, struct shoal_error *error);
 void mapping_unguard(void);

@@ -16,6 +16,8 @@
 #include "safe_path.h"
 #include "units.h"
 
+#define DIRECTORY_MODE 0755 /* of directories that the list does not name */
+
 /* The directory that the last file was in: neighbours in the list share it. */
 struct parent {
     const char *path; /* borrowed from an entry */
@@ -59,7 +61,7 @@ static int remember_made(void *arg, const char *path, size_t len)
         restore->made = made;
         restore->made_capacity = capacity;
     }
-    restore->made[restore->made_count++] = (struct made_directory){path, len, 0755};
+    restore->made[restore->made_count++] = (struct made_directory){path, len, DIRECTORY_MODE};
     return 0;
 }
 
@@ -311,7 +313,10 @@ static enum shoal_status prepare_places(struct restore *restore, bool keeps_exis
             status = prepare_directory(restore, entry, error);
             continue;
         }
+        size_t made_before = restore->made_count;
         status = enter_parent(restore, &parent, entry, true, &name, error);
+        if (status == SHOAL_OK && restore->made_count == made_before && is_unfinished(parent.fd))
+            restore->has_left_directories = true;
         if (status == SHOAL_OK)
             status = check_target(parent.fd, name, entry, keeps_existing, error);
     }
@@ -458,6 +463,31 @@ static void remove_staging(struct restore *restore)
     restore->staging_fd = -1;
 }
 
+/* Directories that no entry of the list names, made by an earlier get that did not finish. */
+static void finish_left_directories(struct restore *restore)
+{
+    const char *last = "";
+    size_t last_len = 0;
+    for (size_t i = 0; i < restore->list->count; i++) {
+        const char *path = restore->list->entries[i].path, *name;
+        size_t len = safe_path_parent(path, strlen(path), &name), failed_len;
+        if (len == last_len && memcmp(path, last, len) == 0)
+            continue;
+        last = path;
+        last_len = len;
+        for (; len > 0; len = safe_path_parent(path, len, &name)) {
+            int at = safe_path_open_directory(restore->root_fd, path, len, NULL, NULL, &failed_len);
+            int fd = at >= 0 ? openat(at, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+            if (fd >= 0 && is_unfinished(fd) && fchmod(fd, DIRECTORY_MODE) != 0)
+                errno = 0; /* it was none of ours, then */
+            if (fd >= 0)
+                close(fd);
+            if (at >= 0)
+                close(at);
+        }
+    }
+}
+
 enum shoal_status restore_commit(struct restore *restore, bool syncs, struct shoal_error *error)
 {
     for (size_t i = 0; i < restore->mappings.count; i++) {
@@ -473,11 +503,17 @@ enum shoal_status restore_commit(struct restore *restore, bool syncs, struct sho
         status = name_files(restore, error);
     if (status == SHOAL_OK)
         status = set_directory_modes(restore, error);
+    if (status == SHOAL_OK && restore->has_left_directories)
+        finish_left_directories(restore);
     if (status == SHOAL_OK && syncs && syncfs(restore->root_fd) != 0)
         status = system_error(error, errno, "write to disk", restore->path, strlen(restore->path));
     if (status != SHOAL_OK)
         return status;
     remove_staging(restore);
+    /* Whoever serves on shall not keep the space of the replaced files. */
+    for (size_t i = 0; i < restore->mappings.count; i++)
+        if (!is_staged(&restore->mappings.items[i]))
+            mapping_drop(&restore->mappings.items[i]);
     return SHOAL_OK;
 }
 

@@ -26,6 +26,7 @@ struct restore {
     char *path;              /* owned: DIR */
     int root_fd, staging_fd; /* staging_fd also holds the lock */
     bool has_made_root;
+    bool has_left_directories; /* maybe: some that an earlier restore made have no mode yet */
     char staging_name[STAGING_NAME_BYTES];
     const struct file_list *list;  /* borrowed */
     struct mapping_table mappings; /* tag: index of the entry; writable: staged, else what is to be replaced */

@@ -97,6 +97,42 @@ class Resume(CliTest):
         node.process.send_signal(signal.SIGUSR1)
         self.assertGreaterEqual(self.get()["reused_bytes"], TOTAL // 5)
 
+    def test_deadline(self):
+        node = self.node("n", "--pace", RATE // 20, *self.arguments)
+        err = self.fails(6, "partial files are kept", "get", "--timeout", "6s", "n", self.dst)
+        self.assertIn("--timeout", err)
+        node.process.send_signal(signal.SIGUSR1)
+        self.assertGreater(self.get()["reused_bytes"], 0)
+
+    def test_directory_that_no_list_names(self):
+        """It gets its mode also when it was made by a get that was killed."""
+        node = self.node("team/model", "--pace", RATE, "--piece", PIECE, TOTAL)
+        get = self.start("get", "team/model", self.dst)
+        wait_for((self.dst / "team").exists, "the directory")
+        get.kill()
+        node.process.send_signal(signal.SIGUSR1)
+        self.run_shoal("get", "team/model", self.dst)
+        self.assertEqual((self.dst / "team").stat().st_mode & 0o7777, 0o755)
+        self.assertEqual((self.dst / "team/model").read_bytes(), bytes(i & 255 for i in range(TOTAL)))
+
+    def test_zeros(self):
+        """Holes are what they should be."""
+        path = self.make("zeros", bytes(TOTAL))
+        node = self.node("n", "--pace", RATE, "--piece", PIECE, "--file", path)
+        self.killed_get(node)
+        self.content = {b"n": (0o644, bytes(TOTAL))}
+        self.assertEqual(self.get()["reused_bytes"], TOTAL)
+
+    def test_replaced_file_is_let_go(self):
+        """Who goes on serving does not hold on to it."""
+        self.make("dst/w/a", b"old" * PIECE)
+        (self.dst / "w").chmod(0o750)
+        self.node("n", *self.arguments)
+        get = self.start("get", "--seed", "n", self.dst).wait_for_output("got n")
+        with open(f"/proc/{get.process.pid}/maps", encoding="utf-8") as maps:
+            self.assertEqual([line for line in maps if "dst" in line and "(deleted)" in line], [])
+        self.assertEqual(get.stop(), 0)
+
     def test_no_source_any_more(self):
         """What is there stays for another time, also when nobody could look at it."""
         node = self.paced_node()

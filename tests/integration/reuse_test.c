@@ -204,6 +204,29 @@ static void without_a_source(void **state)
     node_stop_all();
 }
 
+/* Nothing is told, nothing is served; the next one begins anew. */
+static void canceled_while_it_checks(void **state)
+{
+    const uint64_t size = scaled(256 * MIB);
+    struct node *gold = start_node(*state, "gold", "");
+    struct node *receiver = start_node(*state, "receiver", "digest_threads=1");
+    seed_one(gold, "model", size, 1, CUT);
+    make_one(receiver, "model", size, 1);
+    unsigned get = node_send(receiver, "get payload=model buf=model reuse=1 progress=1");
+    assert_true(node_wait_progress(receiver, get, 1));
+    node_call(receiver, "cancel id=%u", get); /* it may be done already */
+    json_t *reply = node_wait(receiver, get);
+    EXPECT_STATUS(reply, "CANCELED|OK");
+    assert_int_equal(from_sources(reply), 0);
+    if (has_status(reply, "OK"))
+        EXPECT_OK(node_call(receiver, "delete_replica payload=model"));
+    reply = node_call(receiver, "get payload=model buf=model reuse=1");
+    EXPECT_OK(reply);
+    assert_int_equal(reused_of(reply), size);
+    EXPECT_CONTENT(receiver, "model", 1);
+    node_stop_all();
+}
+
 /* A pull that ends in the middle leaves regions that the next one completes. */
 static void after_an_interrupted_pull(void **state)
 {
@@ -240,6 +263,7 @@ int main(void)
         ITEST(previous_regions_of_other_sizes),
         ITEST(previous_that_has_nothing_in_common),
         ITEST(without_a_source),
+        ITEST(canceled_while_it_checks),
         ITEST(after_an_interrupted_pull),
     };
     return cmocka_run_group_tests_name("reuse", tests, NULL, NULL);
