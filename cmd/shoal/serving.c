@@ -29,10 +29,10 @@ static void update_rate(struct serving *serving, const struct shoal_served_info 
 {
     int64_t now_ns = clock_now_ns();
     double seconds = (double)(now_ns - serving->rate_ns) / 1e9;
-    if (serving->rate_ns != 0 && seconds > 0) {
+    if (serving->rate_ns != 0 && seconds > 0 && info->bytes_served >= serving->rate_bytes) {
         double rate = (double)(info->bytes_served - serving->rate_bytes) / seconds;
         double weight = seconds >= 3 ? 1.0 : seconds / 3;
-        serving->rate_bps += weight * (rate - serving->rate_bps);
+        serving->rate_bps = serving->rate_bps == 0 ? rate : serving->rate_bps + weight * (rate - serving->rate_bps);
         if (rate == 0 && info->receivers == 0)
             serving->rate_bps = 0;
     }
