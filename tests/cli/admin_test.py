@@ -6,7 +6,6 @@ import http.client
 import os
 import re
 import socket
-import unittest
 
 import cli
 from cli import CliTest, wait_for

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import termios
 import time
-import unittest
 
 import cli
 from cli import CliTest, wait_for
