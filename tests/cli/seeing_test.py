@@ -44,7 +44,7 @@ class Seeing(CliTest):
 
 class Stat(Seeing):
     def test_who_gives(self):
-        seed = self.seed("n", self.file)
+        self.seed("n", self.file)
         self.run_shoal("get", "--no-share", "n", self.dir / "a")
         out = wait_for(lambda: (text := self.run_shoal("stat", "n")[0]) and re.search(f"gave {GIVEN}", text) and text, "bytes given")
         self.assertRegex(out, r"sources +1\n  gold +(127\.0\.0\.1:\d+), reached at \1\n +has 100 %, gave 2\.86 MiB, 0 receivers now\n")
