@@ -61,10 +61,11 @@ static void add_meta_theme(struct maker *maker)
     maker->meta_free_at = end + 1;
     add(maker, is_killed ? CHAOS_META_KILL : CHAOS_META_STOP, 0, maker->at);
     add(maker, is_killed ? CHAOS_META_START : CHAOS_META_CONTINUE, 0, end);
-    if (below(maker, 2)) /* somebody starts without it, and somebody leaves */
-        add(maker, CHAOS_GET, 1 + below(maker, maker->plan->node_count - 1), maker->at);
-    if (below(maker, 2))
-        add(maker, CHAOS_DROP, 1 + below(maker, maker->plan->node_count - 1), maker->at);
+    if (below(maker, 2)) { /* somebody leaves and comes back without it */
+        unsigned node = 1 + below(maker, maker->plan->node_count - 1);
+        add(maker, CHAOS_DROP, node, maker->at);
+        add(maker, CHAOS_GET, node, maker->at);
+    }
 }
 
 /* Nobody who is complete has the right bytes, and somebody wants them. */
@@ -114,10 +115,10 @@ static void add_theme(struct maker *maker)
         add_pair(maker, CHAOS_CORRUPT, CHAOS_REPAIR, node);
         break;
     case 14:
-        add_pair(maker, CHAOS_DROP, CHAOS_GET, node);
+        add_pair(maker, CHAOS_DROP, below(maker, 2) ? CHAOS_GET : CHAOS_GET_AGAIN, node);
         break;
     case 15:
-        add_pair(maker, CHAOS_CANCEL, CHAOS_GET, node);
+        add_pair(maker, CHAOS_CANCEL, below(maker, 2) ? CHAOS_GET : CHAOS_GET_AGAIN, node);
         break;
     case 16:
         add(maker, CHAOS_FORCE, plan->is_anchored ? 0 : node, maker->at);
@@ -127,7 +128,8 @@ static void add_theme(struct maker *maker)
             add_corruption_of_all(maker);
         break;
     default:
-        add(maker, below(maker, 3) ? CHAOS_GET : CHAOS_GET_PRIVATE, node, maker->at);
+        add(maker, (enum chaos_kind[]){CHAOS_GET, CHAOS_GET_PRIVATE, CHAOS_GET_AGAIN}[below(maker, 3)], node,
+            maker->at);
         break;
     }
 }

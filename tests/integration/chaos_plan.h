@@ -14,6 +14,7 @@
 #define CHAOS_KIND_MAP(X)                                                                                              \
     X(GET, "get")                                /* pulls, if it has nothing */                                        \
     X(GET_PRIVATE, "get no_share")               /* pulls without becoming a source */                                 \
+    X(GET_AGAIN, "get reuse")                    /* pulls into parts of some generation, with some bytes corrupted */  \
     X(CANCEL, "cancel")                          /* ends its running pull */                                           \
     X(KILL, "kill")                              /* SIGKILL */                                                         \
     X(RESTART, "restart")                        /* under its old name, and pulls */                                   \

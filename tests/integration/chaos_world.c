@@ -15,7 +15,7 @@
 #define OBSERVE_EVERY_MS 100
 #define NET "10.77.0"
 
-enum get_wish { GET_NOT, GET_SHARED, GET_PRIVATE };
+enum get_wish { GET_NOT, GET_SHARED, GET_PRIVATE, GET_AGAIN };
 
 /* The network ------------------------------------------------------------------------------------------------------ */
 
@@ -161,15 +161,26 @@ static unsigned index_of(const struct world *world, const struct member *member)
     return (unsigned)(member - world->members);
 }
 
-static void begin_pull(struct world *world, struct member *member, bool is_private)
+/* Corrupts some bytes of its memory; the second time puts them right. */
+static void flip_bytes(const struct world *world, struct member *member)
 {
-    EXPECT_OK(node_call(member->node, "fill buf=model seed=%u", CONTENT_NONE));
-    member->command = node_send(member->node, "get payload=model buf=model progress=20 no_share=%d", is_private);
+    EXPECT_OK(node_call(member->node, "corrupt buf=model offset=%" PRIu64 " every=%" PRIu64,
+                        world->plan.corrupt_every / 2, world->plan.corrupt_every));
+}
+
+static void begin_pull(struct world *world, struct member *member, enum get_wish wish)
+{
+    if (wish == GET_AGAIN)
+        flip_bytes(world, member);
+    else
+        EXPECT_OK(node_call(member->node, "fill buf=model seed=%u", CONTENT_NONE));
+    member->command = node_send(member->node, "get payload=model buf=model progress=20 no_share=%d reuse=%d",
+                                wish == GET_PRIVATE, wish == GET_AGAIN);
     member->state = MEMBER_GETTING;
-    member->is_private = is_private;
+    member->is_private = wish == GET_PRIVATE;
     member->is_gold = false;
     member->done = 0;
-    member->facts = (struct chaos_facts){.first_content = world->last_content, .last_content = world->last_content};
+    member->facts = (struct chaos_facts){.first_content = world->sure_content, .last_content = world->last_content};
     world->gets++;
     note_facts(world);
 }
@@ -283,7 +294,7 @@ static void joined(struct world *world, struct member *member)
     snprintf(member->name, sizeof member->name, "%s", json_string_value(json_object_get(reply, "server_name")));
     member->state = MEMBER_IDLE;
     if (member->get_when_joined != GET_NOT)
-        begin_pull(world, member, member->get_when_joined == GET_PRIVATE);
+        begin_pull(world, member, (enum get_wish)member->get_when_joined);
 }
 
 void world_look(struct world *world)
@@ -320,7 +331,7 @@ void world_start(struct world *world)
         begin_life(world, &world->members[i], GET_NOT);
     WAIT_UNTIL((world_look(world), !world_is_pulling(world)));
     struct member *gold = &world->members[0];
-    world->last_content = 1;
+    world->last_content = world->sure_content = 1;
     EXPECT_OK(node_call(gold->node, "fill buf=model seed=1"));
     EXPECT_OK(node_call(gold->node, "register payload=model buf=model piece=%" PRIu64 " shard=%" PRIu64, plan->piece,
                         plan->shard));
@@ -330,7 +341,7 @@ void world_start(struct world *world)
     /* From the first moment there is a source that nobody may overlook. */
     WAIT_UNTIL((world_look(world), is_good_source(world, gold)));
     for (unsigned i = 1; i <= plan->first_count; i++)
-        begin_pull(world, &world->members[i], false);
+        begin_pull(world, &world->members[i], GET_SHARED);
 }
 
 /* Events ----------------------------------------------------------------------------------------------------------- */
@@ -339,9 +350,7 @@ static void repair(struct world *world, struct member *member)
 {
     if (!member->is_corrupt)
         return;
-    /* The second time puts it right. If anything else is wrong then, a peer or a pull has written here. */
-    EXPECT_OK(node_call(member->node, "corrupt buf=model offset=%" PRIu64 " every=%" PRIu64,
-                        world->plan.corrupt_every / 2, world->plan.corrupt_every));
+    flip_bytes(world, member); /* if anything is wrong now, a peer or a pull has written here */
     EXPECT_CONTENT(member->node, "model", member->content);
     member->is_corrupt = false;
 }
@@ -373,7 +382,7 @@ void world_keep_busy(struct world *world)
     if (!others)
         return;
     drop(world, member);
-    begin_pull(world, member, false);
+    begin_pull(world, member, GET_SHARED);
     print_message("     node %u: pulls again\n", index_of(world, member));
 }
 
@@ -396,6 +405,7 @@ static void force(struct world *world, struct member *member)
     EXPECT_STATUS(reply, has_meta(world, member) ? "OK" : "OK|METADATA|TIMED_OUT");
     if (!has_status(reply, "OK"))
         return;
+    world->sure_content = content;
     member->state = MEMBER_HOLDING;
     member->is_gold = true;
     member->content = content;
@@ -515,19 +525,22 @@ static bool do_event(struct world *world, enum chaos_kind kind, unsigned i)
         return true;
     case CHAOS_GET:
     case CHAOS_GET_PRIVATE:
+    case CHAOS_GET_AGAIN:
         if (member->state == MEMBER_HOLDING && member->content != world->last_content)
             drop(world, member);
         if (member->state != MEMBER_IDLE)
             return false;
-        begin_pull(world, member, kind == CHAOS_GET_PRIVATE);
+        begin_pull(world, member,
+                   kind == CHAOS_GET_PRIVATE ? GET_PRIVATE
+                   : kind == CHAOS_GET_AGAIN ? GET_AGAIN
+                                             : GET_SHARED);
         return true;
     case CHAOS_CORRUPT:
         if (member->state != MEMBER_HOLDING || member->is_corrupt)
             return false;
         member->is_corrupt = true;
         note_facts(world);
-        EXPECT_OK(node_call(member->node, "corrupt buf=model offset=%" PRIu64 " every=%" PRIu64,
-                            world->plan.corrupt_every / 2, world->plan.corrupt_every));
+        flip_bytes(world, member);
         return true;
     case CHAOS_REPAIR:
         if (!member->is_corrupt)
@@ -622,7 +635,7 @@ void world_finish(struct world *world)
         if (member->state == MEMBER_HOLDING && member->content != world->last_content)
             drop(world, member);
         if (member->state == MEMBER_IDLE)
-            begin_pull(world, member, false);
+            begin_pull(world, member, GET_SHARED);
     }
     WAIT_UNTIL((world_look(world), !world_is_pulling(world)));
     for (unsigned i = 0; i < world->plan.node_count; i++) {

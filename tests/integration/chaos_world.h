@@ -47,7 +47,8 @@ struct world {
     bool is_observed_well;  /* the last one was answered */
     bool is_meta_disturbed; /* stopped or killed and not seen well since it came back */
     bool is_meta_away;
-    uint64_t last_content; /* of the newest generation; contents are 1, 2, ... */
+    uint64_t last_content; /* of the newest registration; contents are 1, 2, ... */
+    uint64_t sure_content; /* of the newest one that is known to have succeeded */
     uint64_t moved_bytes;  /* pulled by everybody so far */
     int64_t moved_ms;
     unsigned gets, good_gets;
