@@ -89,7 +89,7 @@ class Seed(CliTest):
             taken.listen()
             name = f"127.0.0.1:{taken.getsockname()[1]}"
             err = self.fails(9, name, "seed", "n", self.dir / "f", "--name", name)
-        self.assertIn("--name", err)
+        self.assertIn("HOST:PORT", err)
         self.nothing_registered()
 
     def test_address_is_not_here(self):

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 
 import cli
@@ -122,6 +123,55 @@ class Resume(CliTest):
         self.killed_get(node)
         self.content = {b"n": (0o644, bytes(TOTAL))}
         self.assertEqual(self.get()["reused_bytes"], TOTAL)
+
+    def stop_node(self, node):
+        """SIGSTOP, but not while it holds the lock of the metadata."""
+
+        def is_stopped():
+            node.process.send_signal(signal.SIGSTOP)
+            metadata = sqlite3.connect(self.dir / "metadata.db", timeout=2, isolation_level=None)
+            try:
+                metadata.execute("BEGIN IMMEDIATE")
+                metadata.execute("ROLLBACK")
+                return True
+            except sqlite3.OperationalError:
+                node.process.send_signal(signal.SIGCONT)
+                return False
+            finally:
+                metadata.close()
+
+        wait_for(is_stopped, "metadata that nobody has locked")
+
+    def test_replaced_file_shrinks_while_it_is_read(self):
+        """Its mapping raises SIGBUS then: what is gone is pulled."""
+        data = os.urandom(TOTAL)
+        self.make("dst/n", data)
+        # Without a list of files the first thing that the source is asked for comes after the files have been prepared.
+        node = self.node("n", "--piece", PIECE, "--file", self.make("new", data))
+        self.stop_node(node)
+        get = self.start("get", "--json", "n", self.dst)
+
+        def is_mapped():
+            with open(f"/proc/{get.process.pid}/maps", encoding="utf-8") as maps:
+                text = maps.read()
+            return f"{self.dst}/n\n" in text and f"{self.dst}/{STAGING}" in text
+
+        wait_for(is_mapped, "both mappings")
+        os.truncate(self.dst / "n", 3 * PIECE)
+        node.process.send_signal(signal.SIGCONT)
+        self.assertEqual(get.wait(), 0, get.err)
+        self.assertEqual(self.json_lines(get.out)[-1]["reused_bytes"], 3 * PIECE)
+        self.assertEqual((self.dst / "n").read_bytes(), data)
+
+    def test_partial_file_shrinks_while_it_is_filled(self):
+        """Nothing can be right then; the next get repairs it."""
+        node = self.paced_node()
+        get = self.start_get()
+        largest = max(self.partial(self.dst).iterdir(), key=lambda path: path.stat().st_size)
+        os.truncate(largest, PIECE)
+        node.process.send_signal(signal.SIGUSR1)
+        self.assertNotEqual(get.wait(), 0)
+        self.assertGreater(self.get()["reused_bytes"], 0)
 
     def test_replaced_file_is_let_go(self):
         """Who goes on serving does not hold on to it."""
