@@ -134,6 +134,8 @@ static void print_markdown(void)
         "`status`, "
         "`exit_code`, `message`). `ls` prints one array, `stat` one object. Errors are told in words on standard error "
         "as well.\n\n"
+        "Of the `done_bytes` in a `progress` event of `get`, and of the `bytes` in its `result`, `reused_bytes` were "
+        "there already; the `step` is `checking` while that is found out.\n\n"
         "A `receiver` event names a node that takes the `payload` from this one: its `state` is `joined`, then `done` "
         "(it has everything) or `left` (it gave up, was lost or takes elsewhere; it may join again); `bytes` it has "
         "taken from here, and `pieces_have` of `pieces` from all its sources. `receivers` in the last event is the "
