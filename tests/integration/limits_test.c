@@ -30,11 +30,11 @@ static void expect_no_failures(json_t *reply)
  * piece is complete, and sees all the time that its source is alive. */
 static void slow_source_is_not_taken_for_dead(void **state)
 {
-    struct node *gold = start_node(*state, "gold", "stall=1000 upload=65536 slots=1"), *receivers[3];
+    struct node *gold = start_node(*state, "gold", "stall=2500 upload=65536 slots=1"), *receivers[3];
     unsigned gets[3];
     seed_one(gold, "model", 160 * KIB, 1, "piece=163840");
     for (size_t i = 0; i < 3; i++)
-        receivers[i] = start_node(*state, "receiver", "stall=1000");
+        receivers[i] = start_node(*state, "receiver", "stall=2500");
     for (size_t i = 0; i < 3; i++)
         gets[i] = begin_get_one(receivers[i], "model", 160 * KIB, "no_share=1");
     for (size_t i = 0; i < 3; i++) {
@@ -51,9 +51,9 @@ static void slow_source_is_not_taken_for_dead(void **state)
 static void slow_receiver_is_not_taken_for_dead(void **state)
 {
     uint64_t size = 256 * KIB;
-    struct node *gold = start_node(*state, "gold", "stall=1000"),
-                *replica = start_node(*state, "replica", "stall=1000");
-    struct node *receiver = start_node(*state, "receiver", "stall=1000 download=65536");
+    struct node *gold = start_node(*state, "gold", "stall=2500"),
+                *replica = start_node(*state, "replica", "stall=2500");
+    struct node *receiver = start_node(*state, "receiver", "stall=2500 download=65536");
     seed_one(gold, "model", size, 1, "piece=65536");
     get_one(replica, "model", size, 1);
     expect_no_failures(get_one(receiver, "model", size, 1));
