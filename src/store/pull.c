@@ -14,9 +14,10 @@
 #include "base/log.h"
 
 #define TICK_MS 200
-#define SOURCELESS_GRACE_MS 500 /* a source that comes back (its lease was lost) is worth this wait */
-#define ABSENCE_MS 1000         /* between two reviews, which a tick makes frequent: this process did not run */
-#define STARVING_GRACE_MS 3000  /* a few long polls, in which a source that joins would be noticed */
+#define SOURCELESS_GRACE_MS 500       /* a source that comes back (its lease was lost) is worth this wait */
+#define ABSENCE_MS 1000               /* between two reviews, which a tick makes frequent: this process did not run */
+#define BUSY_PATIENCE_MS (10 * 60000) /* for sources that say they serve others first */
+#define STARVING_GRACE_MS 3000        /* a few long polls, in which a source that joins would be noticed */
 
 enum news_kind { NEWS_APPEARED, NEWS_VANISHED, NEWS_MANIFEST };
 struct news {
@@ -296,7 +297,8 @@ static void judge(struct pull *pull, int64_t now)
         return;
     }
     pull->sourceless_since_ms = 0;
-    if (now - pull->last_progress_ms >= give_up_ms(pull))
+    if (now - pull->last_progress_ms >= give_up_ms(pull) &&
+        (now - pull->last_busy_ms >= give_up_ms(pull) || now - pull->last_progress_ms >= BUSY_PATIENCE_MS))
         end_without_source(pull);
 }
 

@@ -206,7 +206,7 @@ static struct fetch *fetch_of_piece(struct pull *pull, uint32_t piece)
 void fetch_schedule(struct pull *pull)
 {
     int64_t now = clock_now_ms();
-    uint32_t number, piece;
+    uint32_t number, piece, wanted, outstanding;
 
     while (swarm_next(pull->swarm, now, &number, &piece)) {
         if (!fetch_begin(pull, source_of_number(pull, number), piece)) {
@@ -214,6 +214,8 @@ void fetch_schedule(struct pull *pull)
             swarm_source_avoid(pull->swarm, number, now + 100); /* no memory: a breath */
         }
     }
+    while (swarm_next_claim(pull->swarm, now, &number, &wanted, &outstanding))
+        source_claim(source_of_number(pull, number), wanted, outstanding);
     /* Looks at every piece when there is a stall: not after every completion. */
     if (now < pull->next_stall_check_ms)
         return;

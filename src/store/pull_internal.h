@@ -96,6 +96,7 @@ struct pull {
     struct list fetches;
     struct digest_stream *stream; /* owned: pieces that lie in several regions */
     int64_t started_ms, last_progress_ms, sourceless_since_ms, last_fed_ms, next_stall_check_ms, last_review_ms;
+    int64_t last_busy_ms; /* when a source had no upload slot for us */
     uint64_t done_bytes, reused_bytes;
     uint32_t done_pieces;
     bool is_checking;             /* what is here already is not known yet: nothing is fetched */
@@ -116,6 +117,8 @@ void source_connect(struct pull_source *source);
 /* Leaves the source: for ever (is_dead) or until its backoff has passed. */
 void source_fail(struct pull_source *source, bool is_dead, const struct shoal_error *error);
 void source_join_swarm(struct pull_source *source);
+/* Reports the slots in use and asks for more; the answer leads to a review. */
+void source_claim(struct pull_source *source, uint32_t wanted, uint32_t outstanding);
 void source_request_ended(struct pull_source *source);
 void source_close_all(struct pull *pull);
 void source_destroy_all(struct pull *pull);

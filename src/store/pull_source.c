@@ -13,6 +13,7 @@
 #include "base/log.h"
 
 #define SYNC_WAIT_MS 1000
+#define TAKEN_MAX 4096u /* pieces in one claim */
 #define RETRY_BASE_MS 50
 #define RETRY_MAX_MS 2000
 #define BABBLE_MS 100        /* how often an answer may say nothing before its time, in the long run */
@@ -211,19 +212,67 @@ static void sync_begin(struct pull_source *source)
     }
 }
 
+static void on_claimed(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
+                       const struct shoal_error *error)
+{
+    struct pull_source *source = arg;
+    struct pull *pull = source->pull;
+    Shoal__Wire__ClaimResponse *message = NULL;
+    struct shoal_error detail;
+
+    if (!source->client || source->state != SOURCE_OPEN || source->number == SWARM_NONE)
+        return;
+    if (!status)
+        message = shoal__wire__claim_response__unpack(NULL, body_len, body);
+    if (status) {
+        source_fail(source, false, error);
+    } else if (!message || message->n_pieces > UINT32_MAX ||
+               !swarm_claimed(pull->swarm, source->number, message->slots, message->pieces,
+                              (uint32_t)message->n_pieces)) {
+        error_set(&detail, SHOAL_PROTOCOL, 0, "%s: malformed claim response", source->entry.name);
+        source_fail(source, true, &detail);
+    }
+    if (message) {
+        if (!message->slots)
+            pull->last_busy_ms = clock_now_ms();
+        shoal__wire__claim_response__free_unpacked(message, NULL);
+    }
+    pull_review(pull);
+}
+
+void source_claim(struct pull_source *source, uint32_t wanted, uint32_t outstanding)
+{
+    struct pull *pull = source->pull;
+    Shoal__Wire__ClaimRequest request = SHOAL__WIRE__CLAIM_REQUEST__INIT;
+    uint32_t taken[TAKEN_MAX];
+    uint8_t body[SHOAL_NAME_MAX_BYTES + 64 + sizeof taken / sizeof *taken * 5];
+    struct shoal_error error;
+
+    request.name = (char *)pull->name;
+    request.generation = pull->manifest->generation;
+    request.wanted = wanted;
+    request.outstanding = outstanding;
+    request.wait_ms = SYNC_WAIT_MS;
+    request.n_taken = swarm_taken(pull->swarm, source->number, taken, TAKEN_MAX);
+    request.taken = taken;
+    if (rpc_call(source->client, STORE_METHOD_CLAIM, body, shoal__wire__claim_request__pack(&request, body),
+                 SYNC_WAIT_MS + pull->store->progress_timeout_ms, on_claimed, source)) {
+        error_no_memory(&error);
+        source_fail(source, false, &error);
+    }
+}
+
 void source_join_swarm(struct pull_source *source)
 {
     struct pull *pull = source->pull;
 
-    source->number = swarm_source_add(pull->swarm, source->entry.is_gold);
+    source->number = swarm_source_add(pull->swarm, source->is_complete);
     if (source->number == SWARM_NONE) {
         struct shoal_error error;
         error_set(&error, SHOAL_LIMIT, 0, "too many sources at once");
         source_fail(source, false, &error);
         return;
     }
-    if (source->is_complete)
-        swarm_source_has_all(pull->swarm, source->number);
     sync_begin(source);
 }
 

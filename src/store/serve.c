@@ -14,9 +14,13 @@
 #define LOG_MODULE "store"
 #include "base/log.h"
 
-#define NEWS_DELAY_MS 10 /* how long news may wait for more */
-#define NEWS_BATCH 64u   /* pieces that are sent at once */
-#define NEWS_MAX 65536u  /* pieces in one answer */
+/* How long news may wait for more: the more there are who want to know, the longer, so that telling them stays cheap.
+ * The first pieces are told at once: until then the receivers have nothing to exchange. */
+#define NEWS_DELAY_MIN_MS 10
+#define NEWS_DELAY_MAX_MS 40
+#define NEWS_FIRST_PIECES 16u
+#define NEWS_BATCH 64u  /* pieces that are sent at once */
+#define NEWS_MAX 65536u /* pieces in one answer */
 #define SYNC_WAIT_MAX_MS 30000
 
 struct waiter {
@@ -108,6 +112,13 @@ out:
     payload_unref(payload);
 }
 
+static void waiter_destroy(struct waiter *waiter)
+{
+    list_remove(&waiter->node);
+    waiter->payload->waiter_count--;
+    free(waiter);
+}
+
 static void waiter_answer(struct waiter *waiter)
 {
     struct payload *payload = waiter->payload;
@@ -133,8 +144,7 @@ static void waiter_answer(struct waiter *waiter)
         rpc_reply(waiter->request, SHOAL_NO_MEMORY, NULL, NULL, 0);
     }
     free(body);
-    list_remove(&waiter->node);
-    free(waiter);
+    waiter_destroy(waiter);
 }
 
 static bool waiter_has_news(const struct waiter *waiter)
@@ -142,12 +152,23 @@ static bool waiter_has_news(const struct waiter *waiter)
     return !waiter->payload->is_complete && waiter->payload->have_count > waiter->position;
 }
 
+static int64_t news_delay_ms(const struct payload *payload)
+{
+    int64_t delay_ms = (int64_t)payload->waiter_count;
+
+    if (payload->have_count <= NEWS_FIRST_PIECES)
+        return 0;
+    return delay_ms < NEWS_DELAY_MIN_MS   ? NEWS_DELAY_MIN_MS
+           : delay_ms < NEWS_DELAY_MAX_MS ? delay_ms
+                                          : NEWS_DELAY_MAX_MS;
+}
+
 static void arm_waiter_timer(struct payload *payload)
 {
     int64_t now = clock_now_ms(), first = DEADLINE_NONE;
 
     LIST_FOR_EACH (waiter, &payload->waiters, struct waiter, node)
-        first = deadline_min(first, waiter_has_news(waiter) ? now + NEWS_DELAY_MS : waiter->until_ms);
+        first = deadline_min(first, waiter_has_news(waiter) ? now + news_delay_ms(payload) : waiter->until_ms);
     if (first == DEADLINE_NONE)
         loop_timer_stop(&payload->waiter_timer);
     else
@@ -171,8 +192,8 @@ static void on_waiter_abort(struct rpc_request *request)
     struct waiter *waiter = request->arg;
 
     receivers_lost(&waiter->payload->receivers, request->peer);
-    list_remove(&waiter->node);
-    free(waiter);
+    claims_leave(&waiter->payload->claims, request->peer);
+    waiter_destroy(waiter);
 }
 
 static void note_receiver(struct payload *payload, const char *peer, const Shoal__Wire__SyncRequest *message)
@@ -205,6 +226,7 @@ static void on_sync(void *arg, struct rpc_request *request)
     }
     note_receiver(payload, request->peer, message);
     if (message->is_last) {
+        claims_leave(&payload->claims, request->peer);
         rpc_reply(request, SHOAL_OK, NULL, NULL, 0);
         goto out;
     }
@@ -226,6 +248,7 @@ static void on_sync(void *arg, struct rpc_request *request)
     request->on_abort = on_waiter_abort;
     request->arg = waiter;
     list_push_back(&payload->waiters, &waiter->node);
+    payload->waiter_count++;
     if ((payload->is_complete && !knows_all) || payload->have_count - waiter->position >= NEWS_BATCH)
         waiter_answer(waiter);
     arm_waiter_timer(payload);
@@ -234,11 +257,32 @@ out:
     payload_unref(payload);
 }
 
+static void on_claim(void *arg, struct rpc_request *request)
+{
+    struct shoal_store *store = arg;
+    Shoal__Wire__ClaimRequest *message = shoal__wire__claim_request__unpack(NULL, request->body_len, request->body);
+    struct payload *payload;
+
+    if (!message) {
+        rpc_reply(request, SHOAL_PROTOCOL, "malformed claim request", NULL, 0);
+        return;
+    }
+    payload = serve_find(store, message->name, message->generation);
+    if (payload)
+        claims_request(payload, request, message->wanted, message->outstanding, message->wait_ms, message->taken,
+                       message->n_taken);
+    else
+        rpc_reply(request, SHOAL_NOT_FOUND, "payload is not served here any more", NULL, 0);
+    shoal__wire__claim_request__free_unpacked(message, NULL);
+    payload_unref(payload);
+}
+
 void serve_install(struct shoal_store *store)
 {
     rpc_set_handler(store->rpc, STORE_METHOD_OPEN, on_open, store);
     rpc_set_handler(store->rpc, STORE_METHOD_SYNC, on_sync, store);
     rpc_set_handler(store->rpc, STORE_METHOD_STATUS, status_on_request, store);
+    rpc_set_handler(store->rpc, STORE_METHOD_CLAIM, on_claim, store);
 }
 
 void serve_starving(struct payload *payload, bool is_starving)
@@ -287,6 +331,8 @@ static void start_on_loop(void *arg)
     args->status = loop_timer_init(&payload->waiter_timer, engine_loop(payload->store->engine), on_waiter_timer,
                                    payload, args->error);
     payload->has_waiter_timer = args->status == SHOAL_OK;
+    if (args->status == SHOAL_OK)
+        args->status = claims_init(&payload->claims, engine_loop(payload->store->engine), args->error);
 }
 
 enum shoal_status serve_start(struct payload *payload, struct shoal_error *error)
@@ -318,9 +364,9 @@ static void stop_on_loop(void *arg)
     while ((node = list_first(&payload->waiters))) {
         struct waiter *waiter = container_of(node, struct waiter, node);
         rpc_reply(waiter->request, SHOAL_NOT_FOUND, "payload was withdrawn", NULL, 0);
-        list_remove(&waiter->node);
-        free(waiter);
+        waiter_destroy(waiter);
     }
+    claims_release(&payload->claims);
     receivers_release(&payload->receivers);
     if (payload->has_waiter_timer)
         loop_timer_release(&payload->waiter_timer);

@@ -17,12 +17,13 @@
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "rpc/rpc.h"
+#include "store/claims.h"
 #include "store/index.h"
 #include "store/layout.h"
 #include "store/manifest.h"
 #include "store/receivers.h"
 
-enum store_method { STORE_METHOD_OPEN = 1, STORE_METHOD_SYNC = 2, STORE_METHOD_STATUS = 3 };
+enum store_method { STORE_METHOD_OPEN = 1, STORE_METHOD_SYNC = 2, STORE_METHOD_STATUS = 3, STORE_METHOD_CLAIM = 4 };
 
 struct store_counters {
     atomic_uint_fast64_t registers, gets, gets_failed, pieces_verified, pieces_bad, bytes_pulled, bytes_served,
@@ -100,9 +101,11 @@ struct payload {
     uint32_t *have_log;  /* owned: verified pieces in order */
     uint32_t have_count;
     struct list waiters; /* struct waiter in serve.c */
+    uint32_t waiter_count;
     struct loop_timer waiter_timer;
     bool has_waiter_timer;
     struct receivers receivers;
+    struct claims claims;
 };
 
 /* Makes an entry in state OPENING and puts it into the catalog. PAYLOAD_OPENED, INVALID_ARGUMENT (regions), NO_MEMORY.

@@ -7,49 +7,68 @@
 
 #include "base/random.h"
 
-#define WINDOW_BYTES_DEFAULT (8u << 20)
-#define WINDOW_PIECES_DEFAULT 256u
-#define WINDOW_PIECES_MIN 2u
+#define WINDOW_MAX_BYTES_DEFAULT (16u << 20)
+#define WINDOW_PIECES_MAX 256u
+#define WINDOW_EXCESS 2u    /* times the window: slots that are granted beyond are given back */
+#define WINDOW_TARGET_MS 20 /* what is in flight should arrive within this time at the present rate */
+#define RATE_WINDOW_MS 20   /* over which the rate is measured, at least */
+#define CLAIM_MIN 2u        /* slots at a source, so that one piece comes while the next is asked for */
 #define STALL_MS_DEFAULT 2000
 #define AVOID_STALLED_MS 5000
 #define STALL_SERVICE_TIMES 4  /* silent for so many usual service times: stalled */
 #define STALL_UNKNOWN_FACTOR 4 /* patience while no piece has arrived from anybody */
-#define SAMPLE 16u             /* candidates compared for rarity per choice */
+#define LATE_SERVICE_TIMES 3   /* in the endgame: so many service times of the other source */
+#define LATE_MS_MIN 20
+#define SAMPLE 16u
+#define SERVICE_SHIFT 3 /* service times are kept in 1/8 ms */
 
 enum piece_state {
     PIECE_MISSING = 0,
     PIECE_IN_FLIGHT,
-    PIECE_RECALLED, /* in flight, but its source stalls and the caller was told to cancel it */
+    PIECE_RECALLED, /* in flight, but its source is slow and the caller was told to cancel it */
     PIECE_DONE,
 };
 
 struct source {
-    bool is_used, is_gold;
+    bool is_used;
+    bool chooses;         /* says which pieces it gives, and has to know which ones we have */
+    bool is_claiming;     /* a claim is out */
     bool has_all;         /* every piece but those in lacks */
     uint64_t *has;        /* owned bitmap; NULL: none yet */
     uint64_t *lacks;      /* owned bitmap; NULL: none */
     uint32_t *candidates; /* owned: pieces it has (not has_all); those that are done are dropped when met */
     uint32_t candidate_count, candidate_capacity;
+    uint32_t slots;    /* granted, not in use */
+    uint32_t *granted; /* owned: SWARM_CLAIM_MAX pieces for some of these slots; NULL: none yet */
+    uint32_t granted_count;
+    uint32_t reported;   /* slots in use as the source knows it */
+    uint32_t refused_at; /* slots in use at a claim that gave nothing: to be asked when fewer are */
+    uint32_t told;       /* log entries that it knows */
     uint32_t in_flight;
+    int64_t service; /* smoothed time from request to arrival, 1/8 ms; -1: unknown */
     int64_t avoid_until_ms;
     int64_t last_progress_ms; /* last delivery, or when it got something to do */
 };
 
 struct swarm {
     struct swarm_config config;
-    uint32_t window; /* pieces in flight per source */
     struct random random;
     uint8_t *state;       /* enum piece_state per piece */
     uint32_t *holder;     /* source of a piece in flight */
     int64_t *started_ms;  /* when a piece in flight was requested */
-    int64_t service_ms;   /* smoothed time from request to arrival, over all sources; -1: no piece has arrived yet */
     uint16_t *replicas;   /* how many partial sources have the piece */
     uint32_t *missing;    /* the missing pieces, in no order */
     uint32_t *missing_at; /* where a missing piece stands in it */
     uint32_t missing_count, in_flight_count, done_count;
-    struct source sources[SWARM_SOURCES_MAX];
-    uint32_t source_count; /* slots in use are below */
-    uint32_t next_source;  /* round robin */
+    uint64_t *is_logged; /* bitmap */
+    uint32_t *log;       /* pieces that were requested or were here, each once: what handing sources must know */
+    uint32_t log_count;
+    struct source *sources; /* owned; grows */
+    uint32_t source_count, source_capacity;
+    int64_t service;                         /* as in struct source, over all sources */
+    uint32_t window, window_min, window_max; /* pieces in flight */
+    uint32_t arrived;                        /* pieces since rate_since_ms */
+    int64_t rate_since_ms;                   /* -1: nothing has arrived yet */
 };
 
 static bool bit_is_set(const uint64_t *bits, uint32_t index)
@@ -82,26 +101,38 @@ static void missing_remove(struct swarm *swarm, uint32_t piece)
     swarm->missing_at[last] = at;
 }
 
+static void log_add(struct swarm *swarm, uint32_t piece)
+{
+    if (bit_is_set(swarm->is_logged, piece))
+        return;
+    swarm->is_logged[piece / 64] |= UINT64_C(1) << (piece % 64);
+    swarm->log[swarm->log_count++] = piece;
+}
+
+/* Pieces of so many bytes, within bounds. */
+static uint32_t window_for(const struct swarm *swarm, uint64_t bytes, uint32_t min)
+{
+    uint64_t pieces = bytes / (swarm->config.piece_bytes ? swarm->config.piece_bytes : 1);
+
+    return pieces < min ? min : pieces > WINDOW_PIECES_MAX ? WINDOW_PIECES_MAX : (uint32_t)pieces;
+}
+
 enum shoal_status swarm_create(const struct swarm_config *config, struct swarm **swarm_out)
 {
     size_t count = config->piece_count;
     struct swarm *swarm = calloc(1, sizeof *swarm);
-    uint64_t window;
 
     if (!swarm)
         return SHOAL_NO_MEMORY;
     swarm->config = *config;
-    if (!swarm->config.window_bytes)
-        swarm->config.window_bytes = WINDOW_BYTES_DEFAULT;
-    if (!swarm->config.window_pieces)
-        swarm->config.window_pieces = WINDOW_PIECES_DEFAULT;
     if (!swarm->config.stall_ms)
         swarm->config.stall_ms = STALL_MS_DEFAULT;
-    window = swarm->config.window_bytes / (config->piece_bytes ? config->piece_bytes : 1);
-    if (window > swarm->config.window_pieces)
-        window = swarm->config.window_pieces;
-    swarm->window = window < WINDOW_PIECES_MIN ? WINDOW_PIECES_MIN : (uint32_t)window;
-    swarm->service_ms = -1;
+    swarm->window_min = window_for(swarm, SWARM_WINDOW_MIN_BYTES, SWARM_WINDOW_MIN_PIECES);
+    swarm->window_max = window_for(
+        swarm, config->window_max_bytes ? config->window_max_bytes : WINDOW_MAX_BYTES_DEFAULT, swarm->window_min);
+    swarm->window = swarm->window_min;
+    swarm->service = -1;
+    swarm->rate_since_ms = -1;
     random_init(&swarm->random, config->seed);
     swarm->state = calloc(count + 1, sizeof *swarm->state);
     swarm->holder = calloc(count + 1, sizeof *swarm->holder);
@@ -109,8 +140,10 @@ enum shoal_status swarm_create(const struct swarm_config *config, struct swarm *
     swarm->replicas = calloc(count + 1, sizeof *swarm->replicas);
     swarm->missing = calloc(count + 1, sizeof *swarm->missing);
     swarm->missing_at = calloc(count + 1, sizeof *swarm->missing_at);
+    swarm->is_logged = calloc(count / 64 + 1, sizeof *swarm->is_logged);
+    swarm->log = calloc(count + 1, sizeof *swarm->log);
     if (!swarm->state || !swarm->holder || !swarm->started_ms || !swarm->replicas || !swarm->missing ||
-        !swarm->missing_at) {
+        !swarm->missing_at || !swarm->is_logged || !swarm->log) {
         swarm_destroy(swarm);
         return SHOAL_NO_MEMORY;
     }
@@ -131,6 +164,7 @@ static void source_release(struct source *source)
     free(source->has);
     free(source->lacks);
     free(source->candidates);
+    free(source->granted);
     memset(source, 0, sizeof *source);
 }
 
@@ -140,6 +174,9 @@ void swarm_destroy(struct swarm *swarm)
         return;
     for (uint32_t i = 0; i < swarm->source_count; i++)
         source_release(&swarm->sources[i]);
+    free(swarm->sources);
+    free(swarm->log);
+    free(swarm->is_logged);
     free(swarm->missing_at);
     free(swarm->missing);
     free(swarm->replicas);
@@ -149,18 +186,43 @@ void swarm_destroy(struct swarm *swarm)
     free(swarm);
 }
 
-uint32_t swarm_source_add(struct swarm *swarm, bool is_gold)
+void swarm_have(struct swarm *swarm, uint32_t piece)
+{
+    if (piece >= swarm->config.piece_count || swarm->state[piece] != PIECE_MISSING)
+        return;
+    missing_remove(swarm, piece);
+    swarm->state[piece] = PIECE_DONE;
+    swarm->done_count++;
+    log_add(swarm, piece);
+}
+
+static bool grow_sources(struct swarm *swarm)
+{
+    uint32_t capacity = swarm->source_capacity ? swarm->source_capacity * 2 : 8;
+    struct source *sources;
+
+    if (swarm->source_capacity == SWARM_SOURCES_MAX)
+        return false;
+    sources = realloc(swarm->sources, capacity * sizeof *sources);
+    if (!sources)
+        return false;
+    swarm->sources = sources;
+    swarm->source_capacity = capacity;
+    return true;
+}
+
+uint32_t swarm_source_add(struct swarm *swarm, bool is_complete)
 {
     uint32_t number = 0;
 
     while (number < swarm->source_count && swarm->sources[number].is_used)
         number++;
-    if (number == SWARM_SOURCES_MAX)
+    if (number == swarm->source_capacity && !grow_sources(swarm))
         return SWARM_NONE;
     if (number == swarm->source_count)
         swarm->source_count++;
-    swarm->sources[number].is_used = true;
-    swarm->sources[number].is_gold = is_gold;
+    swarm->sources[number] = (struct source){
+        .is_used = true, .chooses = is_complete, .has_all = is_complete, .refused_at = UINT32_MAX, .service = -1};
     return number;
 }
 
@@ -228,9 +290,9 @@ static bool source_offers(const struct source *source, uint32_t piece)
     return source->is_used && (source->has_all || bit_is_set(source->has, piece)) && !bit_is_set(source->lacks, piece);
 }
 
-static bool source_is_ready(const struct swarm *swarm, const struct source *source, int64_t now_ms)
+static bool source_is_ready(const struct source *source, int64_t now_ms)
 {
-    return source->is_used && source->in_flight < swarm->window && source->avoid_until_ms <= now_ms;
+    return source->is_used && source->avoid_until_ms <= now_ms;
 }
 
 /* The rarest of a random sample of the list. A list whose sample yields nothing is searched from its end. Pieces that
@@ -261,56 +323,151 @@ static uint32_t choose_from(struct swarm *swarm, struct source *source, uint32_t
 
 static uint32_t choose_piece(struct swarm *swarm, struct source *source)
 {
-    if (!swarm->missing_count)
-        return SWARM_NONE;
     if (source->has_all)
         return choose_from(swarm, source, swarm->missing, &swarm->missing_count, false);
     return choose_from(swarm, source, source->candidates, &source->candidate_count, true);
 }
 
-static bool start(struct swarm *swarm, uint32_t number, uint32_t piece, int64_t now_ms)
+static void start(struct swarm *swarm, uint32_t number, uint32_t piece, int64_t now_ms)
 {
     struct source *source = &swarm->sources[number];
 
     missing_remove(swarm, piece);
+    log_add(swarm, piece);
     swarm->state[piece] = PIECE_IN_FLIGHT;
     swarm->holder[piece] = number;
     swarm->started_ms[piece] = now_ms;
     swarm->in_flight_count++;
     if (source->in_flight++ == 0)
         source->last_progress_ms = now_ms;
-    return true;
 }
 
-void swarm_have(struct swarm *swarm, uint32_t piece)
+/* A piece for a slot of the source: what it has chosen, else the rarest that it offers. */
+static uint32_t choose_for_slot(struct swarm *swarm, struct source *source)
 {
-    if (piece >= swarm->config.piece_count || swarm->state[piece] != PIECE_MISSING)
-        return;
-    missing_remove(swarm, piece);
-    swarm->state[piece] = PIECE_DONE;
-    swarm->done_count++;
+    while (source->granted_count) {
+        uint32_t piece = source->granted[--source->granted_count];
+        if (swarm->state[piece] == PIECE_MISSING && !bit_is_set(source->lacks, piece))
+            return piece;
+    }
+    return swarm->missing_count ? choose_piece(swarm, source) : SWARM_NONE;
 }
 
 bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out)
 {
-    for (int gold = 0; gold < 2 && swarm->missing_count; gold++) {
-        for (uint32_t i = 0; i < swarm->source_count; i++) {
-            uint32_t number = (swarm->next_source + i) % swarm->source_count, piece;
-            struct source *source = &swarm->sources[number];
+    uint32_t offset = swarm->source_count ? (uint32_t)random_below(&swarm->random, swarm->source_count) : 0;
 
-            if (source->is_gold != (gold == 1) || !source_is_ready(swarm, source, now_ms))
-                continue;
-            piece = choose_piece(swarm, source);
-            if (piece == SWARM_NONE)
-                continue;
-            swarm->next_source = number + 1;
+    for (uint32_t i = 0; i < swarm->source_count; i++) {
+        uint32_t number = (i + offset) % swarm->source_count;
+        struct source *source = &swarm->sources[number];
+
+        while (source->slots) {
+            uint32_t piece;
+            /* What is not used now is given back: others wait for it. */
+            if (!source_is_ready(source, now_ms) ||
+                (swarm->in_flight_count >= WINDOW_EXCESS * swarm->window && !source->granted_count))
+                piece = SWARM_NONE;
+            else
+                piece = choose_for_slot(swarm, source);
+            if (piece == SWARM_NONE) {
+                source->slots = 0;
+                break;
+            }
+            source->slots--;
+            start(swarm, number, piece, now_ms);
             *source_out = number;
             *piece_out = piece;
-            return start(swarm, number, piece, now_ms);
+            return true;
         }
     }
     return false;
 }
+
+/* --- claims --- */
+
+static bool is_interesting(struct swarm *swarm, struct source *source, int64_t now_ms)
+{
+    return swarm->missing_count && source_is_ready(source, now_ms) && (source->has_all || source->candidate_count) &&
+           choose_piece(swarm, source) != SWARM_NONE;
+}
+
+/* How many slots we would like to have at the source, those in use included. */
+static uint32_t wanted_of(struct swarm *swarm, struct source *source, int64_t now_ms)
+{
+    uint32_t room = swarm->in_flight_count < swarm->window ? swarm->window - swarm->in_flight_count : 0;
+    uint32_t wanted = source->in_flight + room;
+
+    if ((!room && !source->chooses) || !is_interesting(swarm, source, now_ms))
+        return 0;
+    if (wanted < CLAIM_MIN)
+        wanted = CLAIM_MIN;
+    return wanted < SWARM_CLAIM_MAX ? wanted : SWARM_CLAIM_MAX;
+}
+
+bool swarm_next_claim(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *wanted_out,
+                      uint32_t *outstanding_out)
+{
+    uint32_t offset = swarm->source_count ? (uint32_t)random_below(&swarm->random, swarm->source_count) : 0;
+
+    for (uint32_t i = 0; i < swarm->source_count; i++) {
+        uint32_t number = (i + offset) % swarm->source_count;
+        struct source *source = &swarm->sources[number];
+        uint32_t used = source->in_flight + source->slots, wanted = 0;
+
+        if (!source->is_used || source->is_claiming)
+            continue;
+        if (!used || used < source->refused_at)
+            wanted = wanted_of(swarm, source, now_ms);
+        /* A claim for each single piece of a wide window would cost more than it helps. */
+        if (wanted <= used || (wanted - used < swarm->window / 8 && used >= CLAIM_MIN))
+            wanted = used;
+        if (wanted == used && (used >= source->reported || (used && source->reported - used < swarm->window / 8)))
+            continue;
+        source->is_claiming = true;
+        source->reported = used;
+        *source_out = number;
+        *wanted_out = wanted - used;
+        *outstanding_out = used;
+        return true;
+    }
+    return false;
+}
+
+uint32_t swarm_taken(struct swarm *swarm, uint32_t number, uint32_t *pieces_out, uint32_t max)
+{
+    struct source *source = &swarm->sources[number];
+    uint32_t count = 0;
+
+    while (source->chooses && source->told < swarm->log_count && count < max) {
+        uint32_t piece = swarm->log[source->told++];
+        if (!is_in_flight_at(swarm, piece, number))
+            pieces_out[count++] = piece;
+    }
+    return count;
+}
+
+bool swarm_claimed(struct swarm *swarm, uint32_t number, uint32_t slots, const uint32_t *pieces, uint32_t count)
+{
+    struct source *source = &swarm->sources[number];
+
+    if (count > slots || slots > SWARM_CLAIM_MAX)
+        return false;
+    source->is_claiming = false;
+    source->refused_at = slots ? UINT32_MAX : source->reported;
+    source->slots += slots;
+    source->reported += slots;
+    if (count && !source->granted)
+        source->granted = calloc(SWARM_CLAIM_MAX, sizeof *source->granted);
+    for (uint32_t i = 0; i < count; i++) {
+        if (pieces[i] >= swarm->config.piece_count)
+            return false;
+        if (source->granted && source->granted_count < SWARM_CLAIM_MAX)
+            source->granted[source->granted_count++] = pieces[i];
+    }
+    return true;
+}
+
+/* --- outcomes --- */
 
 static void end_flight(struct swarm *swarm, uint32_t number, uint32_t piece)
 {
@@ -320,13 +477,42 @@ static void end_flight(struct swarm *swarm, uint32_t number, uint32_t piece)
     swarm->in_flight_count--;
 }
 
+/* In flight: bandwidth times target delay. If the window was the limit its pieces came sooner than the target, and the
+ * product is above it; if it was wider than needed they came later, and the product is below. */
+static void measure_rate(struct swarm *swarm, int64_t now_ms)
+{
+    uint64_t window;
+
+    if (swarm->rate_since_ms < 0)
+        swarm->rate_since_ms = now_ms;
+    swarm->arrived++;
+    if (now_ms - swarm->rate_since_ms < RATE_WINDOW_MS)
+        return;
+    window = (uint64_t)swarm->arrived * WINDOW_TARGET_MS / (uint64_t)(now_ms - swarm->rate_since_ms);
+    if (window > swarm->window_max)
+        window = swarm->window_max;
+    swarm->window = window < swarm->window_min ? swarm->window_min : (uint32_t)window;
+    swarm->arrived = 0;
+    swarm->rate_since_ms = now_ms;
+}
+
+static void smooth(int64_t *service, int64_t sample_ms)
+{
+    int64_t sample = sample_ms << SERVICE_SHIFT;
+
+    *service = *service < 0 ? sample : *service + (sample - *service) / 8;
+}
+
 void swarm_done(struct swarm *swarm, uint32_t number, uint32_t piece, int64_t now_ms)
 {
+    struct source *source = &swarm->sources[number];
     int64_t service_ms = now_ms - swarm->started_ms[piece];
 
     end_flight(swarm, number, piece);
-    swarm->sources[number].last_progress_ms = now_ms;
-    swarm->service_ms = swarm->service_ms < 0 ? service_ms : (7 * swarm->service_ms + service_ms) / 8;
+    source->last_progress_ms = now_ms;
+    smooth(&source->service, service_ms);
+    smooth(&swarm->service, service_ms);
+    measure_rate(swarm, now_ms);
     swarm->state[piece] = PIECE_DONE;
     swarm->done_count++;
 }
@@ -337,41 +523,69 @@ void swarm_failed(struct swarm *swarm, uint32_t number, uint32_t piece)
     missing_add(swarm, piece);
 }
 
-static bool is_served_elsewhere(const struct swarm *swarm, uint32_t holder, uint32_t piece, int64_t now_ms)
+/* --- sources that do not deliver --- */
+
+/* How long an answer would take, as far as is known. */
+static int64_t expected_service(const struct source *source)
 {
+    return ((int64_t)source->in_flight + 1) * (source->service < 1 ? 1 : source->service);
+}
+
+/* Another source that could serve the piece now; the one from which it is expected first. */
+static const struct source *find_other(const struct swarm *swarm, uint32_t holder, uint32_t piece, int64_t now_ms)
+{
+    const struct source *best = NULL;
+
     for (uint32_t i = 0; i < swarm->source_count; i++) {
-        if (i != holder && source_is_ready(swarm, &swarm->sources[i], now_ms) &&
-            source_offers(&swarm->sources[i], piece))
-            return true;
+        const struct source *source = &swarm->sources[i];
+        if (i != holder && source_is_ready(source, now_ms) && source_offers(source, piece) &&
+            (!best || expected_service(source) < expected_service(best)))
+            best = source;
     }
-    return false;
+    return best;
 }
 
 /* On slow links a piece takes its time at every source: silence counts only against what is usual. */
 static int64_t stall_ms(const struct swarm *swarm)
 {
-    int64_t usual =
-        swarm->service_ms < 0 ? STALL_UNKNOWN_FACTOR * swarm->config.stall_ms : STALL_SERVICE_TIMES * swarm->service_ms;
+    int64_t usual = swarm->service < 0 ? STALL_UNKNOWN_FACTOR * swarm->config.stall_ms
+                                       : (STALL_SERVICE_TIMES * swarm->service) >> SERVICE_SHIFT;
 
     return usual > swarm->config.stall_ms ? usual : swarm->config.stall_ms;
 }
 
+/* Endgame: nothing is left to ask for, and one that answers much faster could have delivered the piece long ago. */
+static bool is_late(const struct swarm *swarm, uint32_t piece, const struct source *other, int64_t now_ms)
+{
+    int64_t age_ms = now_ms - swarm->started_ms[piece];
+
+    return !swarm->missing_count && other->service >= 0 && age_ms >= LATE_MS_MIN &&
+           (age_ms << SERVICE_SHIFT) > LATE_SERVICE_TIMES * expected_service(other);
+}
+
 bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out)
 {
+    bool is_endgame = !swarm->missing_count && swarm->in_flight_count;
+
     for (uint32_t number = 0; number < swarm->source_count; number++) {
         struct source *source = &swarm->sources[number];
+        bool is_stalled = source->in_flight && now_ms - source->last_progress_ms >= stall_ms(swarm);
 
-        if (!source->in_flight || now_ms - source->last_progress_ms < stall_ms(swarm))
+        if (!source->in_flight || (!is_stalled && !is_endgame))
             continue;
         for (uint32_t piece = 0; piece < swarm->config.piece_count; piece++) {
-            if (swarm->state[piece] == PIECE_IN_FLIGHT && swarm->holder[piece] == number &&
-                is_served_elsewhere(swarm, number, piece, now_ms)) {
-                swarm_source_avoid(swarm, number, now_ms + AVOID_STALLED_MS);
-                swarm->state[piece] = PIECE_RECALLED;
-                *source_out = number;
-                *piece_out = piece;
-                return true;
-            }
+            const struct source *other;
+            if (swarm->state[piece] != PIECE_IN_FLIGHT || swarm->holder[piece] != number)
+                continue;
+            other = find_other(swarm, number, piece, now_ms);
+            if (!other || (!is_stalled && !is_late(swarm, piece, other, now_ms)))
+                continue;
+            swarm_source_avoid(swarm, number,
+                               now_ms + (is_stalled ? AVOID_STALLED_MS : now_ms - swarm->started_ms[piece]));
+            swarm->state[piece] = PIECE_RECALLED;
+            *source_out = number;
+            *piece_out = piece;
+            return true;
         }
     }
     return false;

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "swarm/handout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+
+#define SAMPLE 32u /* candidates compared for rarity per choice */
+#define RECEIVER_SLOTS_MIN 1u
+/* Out at a time at least; from bench/swarm_sim.c. */
+#define SLOTS_MIN 10u
+#define SLOTS_MIN_BYTES (10u * 256 << 10)
+#define OUT_LIMIT_MAX 1024u   /* slots */
+#define OUT_TARGET_MS 20      /* what is out should be served within this time at the present rate */
+#define RATE_WINDOW_MS 50     /* over which the rate is measured */
+#define STALE_MS 2000         /* a receiver that reports nothing for so long, */
+#define STALE_GAPS 4          /* and for so many times what is usual, holds no slot */
+#define STALE_INTERVAL_MS 100 /* between two looks for such receivers */
+
+struct handout_receiver {
+    bool is_used;
+    bool is_stale;        /* what it has out is not counted in out_count */
+    uint32_t outstanding; /* slots granted to it and in use */
+    uint32_t wanted;      /* its claim; 0: none */
+    uint32_t next_claim;  /* in the order of claims; HANDOUT_NONE: last */
+    uint32_t taken_count;
+    int64_t progress_ms; /* when something of it arrived, or it got something to wait for */
+    uint64_t *taken;     /* owned bitmap: it has the piece, gets it elsewhere, or was given it */
+};
+
+struct handout {
+    struct handout_config config;
+    struct random random;
+    uint16_t *counts; /* per piece: receivers that have taken it */
+    uint64_t *fresh;  /* bitmap: count is 0 */
+    uint32_t fresh_count, cursor;
+    struct handout_receiver *receivers; /* owned; grows */
+    uint32_t receiver_capacity, receiver_count;
+    uint32_t first_claim, last_claim; /* receivers; HANDOUT_NONE: none waits */
+    uint32_t out_count, out_limit;
+    uint32_t arrived; /* in the present rate window */
+    int64_t window_ms, stale_checked_ms;
+    int64_t gap; /* smoothed time between two reports of a receiver that uses slots, 1/8 ms */
+};
+
+static bool bit_is_set(const uint64_t *bits, uint32_t index)
+{
+    return bits[index / 64] >> (index % 64) & 1;
+}
+
+static void bit_set(uint64_t *bits, uint32_t index)
+{
+    bits[index / 64] |= UINT64_C(1) << (index % 64);
+}
+
+static void bit_clear(uint64_t *bits, uint32_t index)
+{
+    bits[index / 64] &= ~(UINT64_C(1) << (index % 64));
+}
+
+static size_t word_count(const struct handout *handout)
+{
+    return (size_t)handout->config.piece_count / 64 + 1;
+}
+
+static uint32_t slots_for(uint64_t piece_bytes)
+{
+    uint64_t slots = SLOTS_MIN_BYTES / (piece_bytes ? piece_bytes : 1);
+
+    return slots < SLOTS_MIN ? SLOTS_MIN : slots > OUT_LIMIT_MAX ? OUT_LIMIT_MAX : (uint32_t)slots;
+}
+
+enum shoal_status handout_create(const struct handout_config *config, struct handout **handout_out)
+{
+    struct handout *handout = calloc(1, sizeof *handout);
+
+    if (!handout)
+        return SHOAL_NO_MEMORY;
+    handout->config = *config;
+    if (!config->slots)
+        handout->config.slots = slots_for(config->piece_bytes);
+    random_init(&handout->random, config->seed);
+    handout->counts = calloc((size_t)config->piece_count + 1, sizeof *handout->counts);
+    handout->fresh = calloc(word_count(handout), sizeof *handout->fresh);
+    if (!handout->counts || !handout->fresh) {
+        handout_destroy(handout);
+        return SHOAL_NO_MEMORY;
+    }
+    for (uint32_t piece = 0; piece < config->piece_count; piece++)
+        bit_set(handout->fresh, piece);
+    handout->fresh_count = config->piece_count;
+    handout->cursor = config->piece_count ? (uint32_t)random_below(&handout->random, config->piece_count) : 0;
+    handout->out_limit = handout->config.slots;
+    handout->first_claim = handout->last_claim = HANDOUT_NONE;
+    *handout_out = handout;
+    return SHOAL_OK;
+}
+
+void handout_destroy(struct handout *handout)
+{
+    if (!handout)
+        return;
+    for (uint32_t i = 0; i < handout->receiver_capacity; i++)
+        free(handout->receivers[i].taken);
+    free(handout->receivers);
+    free(handout->fresh);
+    free(handout->counts);
+    free(handout);
+}
+
+static bool grow(struct handout *handout)
+{
+    uint32_t capacity = handout->receiver_capacity ? handout->receiver_capacity * 2 : 8;
+    struct handout_receiver *receivers;
+
+    if (handout->receiver_capacity == HANDOUT_RECEIVERS_MAX)
+        return false;
+    receivers = realloc(handout->receivers, capacity * sizeof *receivers);
+    if (!receivers)
+        return false;
+    memset(receivers + handout->receiver_capacity, 0, (capacity - handout->receiver_capacity) * sizeof *receivers);
+    handout->receivers = receivers;
+    handout->receiver_capacity = capacity;
+    return true;
+}
+
+uint32_t handout_join(struct handout *handout)
+{
+    uint32_t number = 0;
+    struct handout_receiver *receiver;
+
+    while (number < handout->receiver_capacity && handout->receivers[number].is_used)
+        number++;
+    if (number == handout->receiver_capacity && !grow(handout))
+        return HANDOUT_NONE;
+    receiver = &handout->receivers[number];
+    receiver->taken = calloc(word_count(handout), sizeof *receiver->taken);
+    if (!receiver->taken)
+        return HANDOUT_NONE;
+    receiver->is_used = true;
+    handout->receiver_count++;
+    return number;
+}
+
+static void set_stale(struct handout *handout, struct handout_receiver *receiver, bool is_stale)
+{
+    if (receiver->is_stale == is_stale)
+        return;
+    receiver->is_stale = is_stale;
+    if (is_stale)
+        handout->out_count -= receiver->outstanding;
+    else
+        handout->out_count += receiver->outstanding;
+}
+
+void handout_unclaim(struct handout *handout, uint32_t number)
+{
+    struct handout_receiver *receiver = &handout->receivers[number];
+    uint32_t previous = HANDOUT_NONE;
+
+    if (!receiver->wanted)
+        return;
+    for (uint32_t at = handout->first_claim; at != number; at = handout->receivers[at].next_claim)
+        previous = at;
+    if (previous == HANDOUT_NONE)
+        handout->first_claim = receiver->next_claim;
+    else
+        handout->receivers[previous].next_claim = receiver->next_claim;
+    if (handout->last_claim == number)
+        handout->last_claim = previous;
+    receiver->wanted = 0;
+}
+
+void handout_leave(struct handout *handout, uint32_t number)
+{
+    struct handout_receiver *receiver = &handout->receivers[number];
+
+    handout_unclaim(handout, number);
+    set_stale(handout, receiver, true);
+    for (uint32_t piece = 0; piece < handout->config.piece_count; piece++) {
+        if (bit_is_set(receiver->taken, piece) && --handout->counts[piece] == 0) {
+            bit_set(handout->fresh, piece);
+            handout->fresh_count++;
+        }
+    }
+    free(receiver->taken);
+    *receiver = (struct handout_receiver){.is_used = false};
+    handout->receiver_count--;
+}
+
+static void take(struct handout *handout, struct handout_receiver *receiver, uint32_t piece)
+{
+    bit_set(receiver->taken, piece);
+    receiver->taken_count++;
+    if (handout->counts[piece]++ == 0) {
+        bit_clear(handout->fresh, piece);
+        handout->fresh_count--;
+    }
+}
+
+bool handout_taken(struct handout *handout, uint32_t number, uint32_t piece)
+{
+    struct handout_receiver *receiver = &handout->receivers[number];
+
+    if (piece >= handout->config.piece_count)
+        return false;
+    if (!bit_is_set(receiver->taken, piece))
+        take(handout, receiver, piece);
+    return true;
+}
+
+static void measure(struct handout *handout, uint32_t arrived, int64_t now_ms)
+{
+    int64_t elapsed_ms = now_ms - handout->window_ms;
+    uint64_t limit;
+
+    handout->arrived += arrived;
+    if (elapsed_ms < RATE_WINDOW_MS)
+        return;
+    limit = (uint64_t)handout->arrived * OUT_TARGET_MS / (uint64_t)elapsed_ms;
+    if (limit < handout->config.slots)
+        limit = handout->config.slots;
+    handout->out_limit = limit > OUT_LIMIT_MAX ? OUT_LIMIT_MAX : (uint32_t)limit;
+    handout->arrived = 0;
+    handout->window_ms = now_ms;
+}
+
+/* How many pieces the receiver may have out now, beyond those it has. */
+static uint32_t room_of(const struct handout *handout, const struct handout_receiver *receiver)
+{
+    uint32_t share = handout->out_limit / handout->receiver_count, room = handout->out_limit - handout->out_count;
+
+    if (share < RECEIVER_SLOTS_MIN)
+        share = RECEIVER_SLOTS_MIN;
+    if (receiver->outstanding >= share)
+        return 0;
+    return share - receiver->outstanding < room ? share - receiver->outstanding : room;
+}
+
+bool handout_claim(struct handout *handout, uint32_t number, uint32_t wanted, uint32_t outstanding, int64_t now_ms)
+{
+    struct handout_receiver *receiver = &handout->receivers[number];
+
+    handout_unclaim(handout, number);
+    if (outstanding > receiver->outstanding) /* it cannot wait for more than it was given */
+        outstanding = receiver->outstanding;
+    if (outstanding < receiver->outstanding) {
+        handout->gap += ((now_ms - receiver->progress_ms) * 8 - handout->gap) / 8;
+        receiver->progress_ms = now_ms;
+    }
+    measure(handout, receiver->outstanding - outstanding, now_ms);
+    set_stale(handout, receiver, false);
+    handout->out_count -= receiver->outstanding - outstanding;
+    receiver->outstanding = outstanding;
+    if (!wanted)
+        return false;
+    /* Who waits reports nothing meanwhile, so nothing may be out of those who wait. */
+    if (outstanding && (handout->first_claim != HANDOUT_NONE || handout->out_count >= handout->out_limit ||
+                        !room_of(handout, receiver)))
+        return false;
+    receiver->wanted = wanted < HANDOUT_CLAIM_MAX ? wanted : HANDOUT_CLAIM_MAX;
+    receiver->next_claim = HANDOUT_NONE;
+    if (handout->last_claim == HANDOUT_NONE)
+        handout->first_claim = number;
+    else
+        handout->receivers[handout->last_claim].next_claim = number;
+    handout->last_claim = number;
+    return true;
+}
+
+static void find_stale(struct handout *handout, int64_t now_ms)
+{
+    int64_t patience_ms;
+
+    if (now_ms - handout->stale_checked_ms < STALE_INTERVAL_MS)
+        return;
+    handout->stale_checked_ms = now_ms;
+    patience_ms = STALE_GAPS * handout->gap / 8 > STALE_MS ? STALE_GAPS * handout->gap / 8 : STALE_MS;
+    for (uint32_t i = 0; i < handout->receiver_capacity; i++) {
+        struct handout_receiver *receiver = &handout->receivers[i];
+        if (receiver->is_used && receiver->outstanding && now_ms - receiver->progress_ms >= patience_ms)
+            set_stale(handout, receiver, true);
+    }
+}
+
+/* First set bit of (bits, inverted if asked for) from start on, cyclic; there must be one below count. */
+static uint32_t find_bit(const uint64_t *bits, bool is_inverted, uint32_t start, uint32_t count)
+{
+    uint64_t flip = is_inverted ? UINT64_MAX : 0;
+    uint32_t words = (count + 63) / 64, at = start / 64;
+    uint64_t word = (bits[at] ^ flip) & (UINT64_MAX << (start % 64));
+
+    for (uint32_t i = 0; i <= words; i++) {
+        if (word) {
+            uint32_t index = at * 64 + (uint32_t)__builtin_ctzll(word);
+            if (index < count)
+                return index;
+        }
+        at = at + 1 < words ? at + 1 : 0;
+        word = bits[at] ^ flip;
+    }
+    return HANDOUT_NONE;
+}
+
+/* Among random pieces that the receiver lacks, the one that the fewest receivers have. */
+static uint32_t choose_rare(struct handout *handout, const struct handout_receiver *receiver)
+{
+    uint32_t count = handout->config.piece_count, best = HANDOUT_NONE;
+
+    for (unsigned i = 0; i < SAMPLE; i++) {
+        uint32_t piece = (uint32_t)random_below(&handout->random, count);
+        if (!bit_is_set(receiver->taken, piece) &&
+            (best == HANDOUT_NONE || handout->counts[piece] < handout->counts[best]))
+            best = piece;
+    }
+    if (best == HANDOUT_NONE)
+        best = find_bit(receiver->taken, true, (uint32_t)random_below(&handout->random, count), count);
+    return best;
+}
+
+static uint32_t choose(struct handout *handout, const struct handout_receiver *receiver)
+{
+    uint32_t piece;
+
+    if (receiver->taken_count == handout->config.piece_count)
+        return HANDOUT_NONE;
+    if (!handout->fresh_count)
+        return choose_rare(handout, receiver);
+    piece = find_bit(handout->fresh, false, handout->cursor, handout->config.piece_count);
+    handout->cursor = piece + 1 < handout->config.piece_count ? piece + 1 : 0;
+    return piece;
+}
+
+bool handout_next(struct handout *handout, int64_t now_ms, struct handout_grant *grant_out)
+{
+    uint32_t number = handout->first_claim, room, piece;
+    struct handout_receiver *receiver;
+
+    if (number == HANDOUT_NONE)
+        return false;
+    if (handout->out_count >= handout->out_limit)
+        find_stale(handout, now_ms);
+    if (handout->out_count >= handout->out_limit)
+        return false;
+    receiver = &handout->receivers[number];
+    room = room_of(handout, receiver);
+    grant_out->receiver = number;
+    grant_out->slots = receiver->wanted < room ? receiver->wanted : room;
+    grant_out->piece_count = 0;
+    while (handout->config.chooses && grant_out->piece_count < grant_out->slots &&
+           (piece = choose(handout, receiver)) != HANDOUT_NONE) {
+        take(handout, receiver, piece);
+        grant_out->pieces[grant_out->piece_count++] = piece;
+    }
+    if (!receiver->outstanding)
+        receiver->progress_ms = now_ms;
+    receiver->outstanding += grant_out->slots;
+    handout->out_count += grant_out->slots;
+    handout_unclaim(handout, number);
+    return true;
+}
