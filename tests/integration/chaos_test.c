@@ -98,6 +98,41 @@ static void chaos(void **state)
     world->is_passed = true;
 }
 
+static bool is_harmless(enum chaos_kind kind)
+{
+    return kind == CHAOS_GET || kind == CHAOS_GET_PRIVATE || kind == CHAOS_GET_AGAIN || kind == CHAOS_FORCE ||
+           kind >= CHAOS_META_STOP;
+}
+
+/* A seed always makes the same plan, and one that keeps its own promises. */
+static void plans(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 2000; seed++) {
+        static struct chaos_plan plan, again;
+        chaos_plan_make(seed, 32 * MIB, &plan);
+        chaos_plan_make(seed, 32 * MIB, &again);
+        assert_memory_equal(&plan, &again, sizeof plan);
+        assert_in_range(plan.size, 512 * 1024, 32 * MIB);
+        assert_in_range(plan.node_count, 3, CHAOS_NODES_MAX);
+        assert_in_range(plan.first_count, 1, plan.node_count - 1);
+        assert_true(plan.event_count >= 1 && plan.rate_bps > 0 && plan.corrupt_every > 0);
+        for (unsigned i = 0; i < plan.node_count; i++) {
+            uint64_t sum = 0;
+            for (const char *at = plan.cuts[i]; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+                sum += strtoull(at, NULL, 10);
+            assert_true(sum == plan.size);
+        }
+        for (unsigned i = 0; i < plan.event_count; i++) {
+            assert_true(plan.events[i].node < plan.node_count);
+            if (plan.is_anchored && plan.events[i].node == 0)
+                assert_true(is_harmless(plan.events[i].kind));
+            if (plan.events[i].kind >= CHAOS_META_STOP)
+                assert_true(plan.is_etcd);
+        }
+    }
+}
+
 static bool parse_seeds(int argc, char **argv, uint64_t *first, uint64_t *last)
 {
     const char *given = getenv("SHOAL_TEST_SEED");
@@ -138,19 +173,20 @@ int main(int argc, char **argv)
     if (!has_net)
         fprintf(stderr, "no network namespaces: nobody is cut off\n");
     size_t count = (size_t)(last - first + 1);
-    struct CMUnitTest *tests = calloc(count, sizeof *tests);
+    struct CMUnitTest *tests = calloc(1 + count, sizeof *tests);
     char(*names)[32] = calloc(count, sizeof *names);
     if (!tests || !names)
         return 1;
+    tests[0] = (struct CMUnitTest)cmocka_unit_test(plans);
     for (size_t i = 0; i < count; i++) {
         snprintf(names[i], sizeof names[i], "seed %" PRIu64, first + i);
-        tests[i] = (struct CMUnitTest){.name = names[i],
-                                       .test_func = chaos,
-                                       .setup_func = setup,
-                                       .teardown_func = teardown,
-                                       .initial_state = (void *)(uintptr_t)(first + i)};
+        tests[1 + i] = (struct CMUnitTest){.name = names[i],
+                                           .test_func = chaos,
+                                           .setup_func = setup,
+                                           .teardown_func = teardown,
+                                           .initial_state = (void *)(uintptr_t)(first + i)};
     }
-    int failed = _cmocka_run_group_tests("chaos", tests, count, NULL, NULL);
+    int failed = _cmocka_run_group_tests("chaos", tests, 1 + count, NULL, NULL);
     free(names);
     free(tests);
     return failed;

@@ -266,6 +266,11 @@ static void send_create(struct world *world, struct member *member)
     member->state = MEMBER_CREATING;
 }
 
+static int64_t process_of(struct member *member, const char *what)
+{
+    return json_integer_value(json_object_get(node_call(member->node, "process"), what));
+}
+
 static void begin_life(struct world *world, struct member *member, enum get_wish wish)
 {
     char label[64];
@@ -273,7 +278,8 @@ static void begin_life(struct world *world, struct member *member, enum get_wish
     snprintf(label, sizeof label, "node-%u-life-%u", i, ++member->lives);
     member->node = node_spawn(label, has_net ? net_fds[i] : -1);
     member->get_when_joined = wish;
-    member->fds_before = json_integer_value(json_object_get(node_call(member->node, "process"), "fds"));
+    member->fds_before = process_of(member, "fds");
+    member->threads_before = process_of(member, "threads");
     EXPECT_OK(node_call(member->node, "buf buf=model sizes=%s", world->plan.cuts[i]));
     EXPECT_OK(node_call(member->node, "pace rate=%" PRIu64, world->plan.rate_bps));
     disturb(member);
@@ -620,9 +626,12 @@ static void expect_nothing_left_behind(struct world *world)
         drop(world, member);
         assert_true(metric_of(member->node, 0, "shoal_engine_registered_bytes") == 0);
         EXPECT_OK(node_call(member->node, "close"));
-        int64_t fds = json_integer_value(json_object_get(node_call(member->node, "process"), "fds"));
+        int64_t fds = process_of(member, "fds"), threads = process_of(member, "threads");
         if (fds > member->fds_before)
             fail_msg("node %u: %" PRId64 " descriptors before, %" PRId64 " after", i, member->fds_before, fds);
+        /* The one that ran the last command may still be there. */
+        if (threads > member->threads_before + 1)
+            fail_msg("node %u: %" PRId64 " threads before, %" PRId64 " after", i, member->threads_before, threads);
     }
     WAIT_UNTIL(!is_listed(world->observer, "model"));
 }

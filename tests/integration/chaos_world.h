@@ -24,9 +24,9 @@ struct member {
     struct node *node; /* NULL: dead */
     char name[64];     /* server name; stays over all lives */
     unsigned lives;
-    unsigned command;         /* the create or get that runs */
-    unsigned get_when_joined; /* enum get_wish */
-    int64_t fds_before;       /* descriptors of the process before it had a store */
+    unsigned command;                   /* the create or get that runs */
+    unsigned get_when_joined;           /* enum get_wish */
+    int64_t fds_before, threads_before; /* of the process before it had a store */
     bool is_stopped, is_cut, is_corrupt, is_gold, is_private;
     uint64_t content;        /* that it holds */
     uint64_t done;           /* of the running get, as last seen */
