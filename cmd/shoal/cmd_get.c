@@ -132,7 +132,9 @@ static enum shoal_status transfer(struct app *app, const struct shoal_payload_in
                                         .no_share = app->settings.skips_share,
                                         .no_verify = app->settings.skips_verify,
                                         .max_sources = (uint32_t)app->settings.max_sources,
-                                        .reuse = restore->adopted_count > 0,
+                                        .reuse = restore->is_whole            ? SHOAL_REUSE_ONLY
+                                                 : restore->adopted_count > 0 ? SHOAL_REUSE
+                                                                              : SHOAL_REUSE_NONE,
                                         .previous = restore->previous,
                                         .progress = progress_show,
                                         .progress_arg = progress};
@@ -174,6 +176,28 @@ static int serve(struct app *app, const char *name)
         receiver_account_print(&account, name);
     receiver_account_release(&account);
     return code;
+}
+
+/* A get of what is there already, as after the restart of a machine, copies nothing and needs no space. NOT_FOUND: it
+ * is not all there. */
+static enum shoal_status keep_all(struct app *app, const struct shoal_payload_info *info, const struct file_list *list,
+                                  const char *directory, const struct restore_options *restore_options,
+                                  struct restore *restore, struct progress *progress, double *seconds_out,
+                                  struct shoal_error *error)
+{
+    if (!restore_options->resumes || restore_options->keeps_existing ||
+        !restore_find(restore, directory, list, restore_options))
+        return SHOAL_NOT_FOUND;
+    enum shoal_status status = mapping_guard(&restore->mappings, error);
+    if (status == SHOAL_OK)
+        status = transfer(app, info, restore, progress, seconds_out, error);
+    if (status != SHOAL_NOT_FOUND)
+        return status;
+    mapping_unguard();
+    restore_release(restore);
+    progress_release(progress);
+    progress_init(progress, app, progress->name, progress->verb);
+    return status;
 }
 
 /* Whether the next get can go on with what is in the staging directory: with pieces that were verified, or with what an
@@ -233,12 +257,15 @@ static int run_get(struct app *app, int count, char **arguments)
     struct restore_options restore_options = {
         .payload = name, .keeps_existing = app->settings.keeps_existing, .resumes = !app->settings.skips_resume};
     if (status == SHOAL_OK)
+        status = keep_all(app, info, &list, directory, &restore_options, &restore, &progress, &seconds, &error);
+    if (status == SHOAL_NOT_FOUND) {
         status = restore_prepare(&restore, directory, &list, &restore_options, &error);
-    is_prepared = status == SHOAL_OK;
-    if (status == SHOAL_OK)
-        status = mapping_guard(&restore.mappings, &error);
-    if (status == SHOAL_OK)
-        status = transfer(app, info, &restore, &progress, &seconds, &error);
+        is_prepared = status == SHOAL_OK;
+        if (status == SHOAL_OK)
+            status = mapping_guard(&restore.mappings, &error);
+        if (status == SHOAL_OK)
+            status = transfer(app, info, &restore, &progress, &seconds, &error);
+    }
     if (status != SHOAL_OK) {
         code = report_failure(app, &error, "cannot get \"%s\"", name);
         goto out;

@@ -256,7 +256,7 @@ static enum shoal_status make_regions(struct restore *restore, struct shoal_erro
     for (size_t i = 0; i < restore->mappings.count; i++) {
         const struct mapping *mapping = &restore->mappings.items[i];
         struct shoal_region region = {mapping->addr, mapping->len_bytes};
-        if (is_staged(mapping))
+        if (restore->is_whole || is_staged(mapping))
             restore->regions[at++] = region;
         else
             restore->previous[at] = region;
@@ -386,6 +386,59 @@ enum shoal_status restore_prepare(struct restore *restore, const char *path, con
     return status;
 }
 
+static bool find_file(struct restore *restore, int parent_fd, const char *name, size_t index)
+{
+    const struct file_entry *entry = &restore->list->entries[index];
+    struct stat info;
+    int fd = openat(parent_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    bool is_found = fd >= 0 && staging_is_own_file(fd) && fstat(fd, &info) == 0 &&
+                    (uint64_t)info.st_size == entry->size_bytes && (info.st_mode & 07777) == entry->mode;
+    if (is_found && entry->size_bytes)
+        is_found = mapping_add(&restore->mappings, fd, entry->size_bytes, false, index, NULL) == SHOAL_OK;
+    if (fd >= 0)
+        close(fd);
+    return is_found;
+}
+
+static bool find_all(struct restore *restore)
+{
+    struct parent parent = {.fd = -1};
+    bool is_found = true;
+    for (size_t i = 0; i < restore->list->count && is_found; i++) {
+        const struct file_entry *entry = &restore->list->entries[i];
+        const char *name;
+        int fd = -1;
+        if (entry->type == FILE_DIRECTORY) {
+            is_found = open_directory(restore, entry->path, strlen(entry->path), false, &fd, NULL) == SHOAL_OK &&
+                       !is_unfinished(fd);
+            if (fd >= 0)
+                close(fd);
+        } else {
+            is_found = enter_parent(restore, &parent, entry, false, &name, NULL) == SHOAL_OK &&
+                       !is_unfinished(parent.fd) && find_file(restore, parent.fd, name, i);
+        }
+    }
+    if (parent.fd >= 0)
+        close(parent.fd);
+    return is_found;
+}
+
+bool restore_find(struct restore *restore, const char *path, const struct file_list *list,
+                  const struct restore_options *options)
+{
+    *restore = (struct restore){.root_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                                .staging_fd = -1,
+                                .is_whole = true,
+                                .payload = options->payload,
+                                .list = list,
+                                .path = strdup(path)};
+    if (restore->root_fd >= 0 && restore->path && runtime_check_map_count(list->region_count, NULL) == SHOAL_OK &&
+        find_all(restore) && make_regions(restore, NULL) == SHOAL_OK)
+        return true;
+    restore_release(restore);
+    return false;
+}
+
 static enum shoal_status sync_files(struct restore *restore, struct shoal_error *error)
 {
     for (size_t i = 0; i < restore->mappings.count; i++)
@@ -488,8 +541,23 @@ static void finish_left_directories(struct restore *restore)
     }
 }
 
+static enum shoal_status commit_whole(struct restore *restore, bool syncs, struct shoal_error *error)
+{
+    struct staging_left left;
+    if (mapping_first_lost(&restore->mappings))
+        return error_set(error, SHOAL_NOT_FOUND, 0, "a file in \"%s\" was cut off by somebody", restore->path);
+    enum shoal_status status = syncs ? sync_files(restore, error) : SHOAL_OK;
+    if (status == SHOAL_OK) {
+        staging_find_left(restore->root_fd, restore->payload, &left);
+        staging_remove_left(restore->root_fd, &left);
+    }
+    return status;
+}
+
 enum shoal_status restore_commit(struct restore *restore, bool syncs, struct shoal_error *error)
 {
+    if (restore->is_whole)
+        return commit_whole(restore, syncs, error);
     for (size_t i = 0; i < restore->mappings.count; i++) {
         const struct mapping *lost = &restore->mappings.items[i];
         char shown[300];

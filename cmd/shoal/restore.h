@@ -25,9 +25,11 @@ struct made_directory {
 struct restore {
     char *path;              /* owned: DIR */
     int root_fd, staging_fd; /* staging_fd also holds the lock */
+    bool is_whole;           /* of restore_find: nothing is staged */
     bool has_made_root;
     bool has_left_directories; /* maybe: some that an earlier restore made have no mode yet */
     char staging_name[STAGING_NAME_BYTES];
+    const char *payload;           /* borrowed */
     const struct file_list *list;  /* borrowed */
     struct mapping_table mappings; /* tag: index of the entry; writable: staged, else what is to be replaced */
     struct shoal_region *regions;  /* owned; in the order of the list, at least one */
@@ -45,12 +47,17 @@ struct restore_options {
     bool resumes;        /* uses what is there; else what an earlier restore left is removed */
 };
 
+/* Whether every file and directory is there already, by size and mode; its regions are those files, read-only. Content
+ * is for the store to compare (SHOAL_REUSE_ONLY). false: there is nothing to release. */
+bool restore_find(struct restore *restore, const char *path, const struct file_list *list,
+                  const struct restore_options *options);
 /* Makes everything that the payload needs: DIR (one level), directories, files with their space. On failure all of it
  * is removed but files that an earlier restore left. EXISTS: something is in the way. NO_SPACE. PERMISSION, IO, LIMIT.
  * list is borrowed until restore_release. */
 enum shoal_status restore_prepare(struct restore *restore, const char *path, const struct file_list *list,
                                   const struct restore_options *options, struct shoal_error *error);
-/* Gives the files their names. syncs: they are on the disk before. On failure call restore_abort. */
+/* Gives the files their names. syncs: they are on the disk before. On failure call restore_abort. After restore_find:
+ * NOT_FOUND if a file has lost its content meanwhile. */
 enum shoal_status restore_commit(struct restore *restore, bool syncs, struct shoal_error *error);
 /* Removes what has no name yet, unless it is kept for the next restore, and the directories that were made and are
  * empty. */

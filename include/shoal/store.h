@@ -129,6 +129,8 @@ SHOAL_API enum shoal_status shoal_store_unregister(struct shoal_store *store, co
 SHOAL_API enum shoal_status shoal_store_delete_replica(struct shoal_store *store, const char *name,
                                                        const struct shoal_call *call, struct shoal_error *error);
 
+enum shoal_reuse { SHOAL_REUSE_NONE = 0, SHOAL_REUSE = 1, SHOAL_REUSE_ONLY = 2 };
+
 struct shoal_get_options {
     size_t struct_size;
     uint64_t generation;        /* 0: whichever is current; else REPLACED if it is another one */
@@ -139,8 +141,9 @@ struct shoal_get_options {
     shoal_progress_fn progress; /* may be NULL */
     void *progress_arg;
     int64_t progress_interval_ms; /* 0: 200 */
-    /* The regions may hold some of the payload already (an earlier get_replica was interrupted): pieces whose digest
-     * matches, also with no_verify, are kept and not pulled. */
+    /* SHOAL_REUSE: the regions may hold some of the payload already (an earlier get_replica was interrupted): pieces
+     * whose digest matches, also with no_verify, are kept and not pulled. SHOAL_REUSE_ONLY: they should hold all of it;
+     * NOT_FOUND as soon as a piece does not match. Nothing is written then, so the memory may be read-only. */
     int reuse;
     /* NULL, or count regions: memory that may hold what the region of the same number shall hold, from its start on
      * (another generation). Pieces whose digest matches there are copied instead of pulled. Only read; it may change or
@@ -154,8 +157,9 @@ struct shoal_get_options {
  * only the total must match. A source that fails, stalls, refuses or lies is left for another, down to the last live
  * one. When it returns, nothing writes to the regions any more; after an error nothing stays registered.
  * INVALID_ARGUMENT: also if the total size differs. PAYLOAD_OPENED, PAYLOAD_NOT_FOUND, NO_SOURCE, CORRUPTED: the only
- * sources left serve wrong bytes (the message names them), REPLACED, TIMED_OUT, CANCELED, ADDRESS_OVERLAPPED, METADATA,
- * NO_MEMORY. options may be NULL. Default deadline: none (stalls are bounded by the progress deadline). */
+ * sources left serve wrong bytes (the message names them), NOT_FOUND (only with SHOAL_REUSE_ONLY), REPLACED, TIMED_OUT,
+ * CANCELED, ADDRESS_OVERLAPPED, METADATA, NO_MEMORY. options may be NULL. Default deadline: none (stalls are bounded by
+ * the progress deadline). */
 SHOAL_API enum shoal_status shoal_store_get_replica(struct shoal_store *store, const char *name,
                                                     const struct shoal_region *regions, size_t count,
                                                     const struct shoal_get_options *options,

@@ -227,7 +227,7 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
                                  .local = &payload->spans,
                                  .no_verify = options->no_verify,
                                  .max_sources = options->max_sources ? options->max_sources : MAX_SOURCES_DEFAULT,
-                                 .reuse = options->reuse,
+                                 .reuse = (enum shoal_reuse)options->reuse,
                                  .previous = options->previous,
                                  .regions = payload->regions,
                                  .region_count = payload->region_count};
@@ -297,6 +297,8 @@ static enum shoal_status check_get_options(const struct shoal_get_options *given
     if (given->max_sources > MAX_SOURCES_LIMIT || given->progress_interval_ms < 0)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "max_sources (at most %u) or progress interval out of range",
                          MAX_SOURCES_LIMIT);
+    if (given->reuse < SHOAL_REUSE_NONE || given->reuse > SHOAL_REUSE_ONLY)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "reuse is %d", given->reuse);
     *options_out = *given;
     return SHOAL_OK;
 }

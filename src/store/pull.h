@@ -16,7 +16,7 @@ struct pull_config {
     bool no_verify;
     uint32_t max_sources;
     /* What may be here already; with either the pull requests no piece before pull_reuse has returned. */
-    bool reuse;                          /* in local memory */
+    enum shoal_reuse reuse;              /* in local memory */
     const struct shoal_region *previous; /* borrowed, one for each of regions; NULL: none */
     const struct shoal_region *regions;  /* borrowed: what local was made from */
     size_t region_count;
@@ -46,8 +46,8 @@ uint8_t *pull_take_index(struct pull *pull, size_t *len_out); /* the views stay 
 void pull_set_payload(struct pull *pull, struct payload *payload);
 /* Keeps the pieces that are in local memory and copies those that are in previous, after PULL_PIECES was reached, and
  * lets the pull fetch the rest. Digests on the store's pool and this thread, from which tick (may be NULL) is called
- * now and then. An error is the call's; nothing was told to the pull then, and nothing touches the memory any more. Not
- * on the loop. */
+ * now and then. An error is the call's, or NOT_FOUND (SHOAL_REUSE_ONLY); nothing was told to the pull then, and nothing
+ * touches the memory any more. Not on the loop. */
 enum shoal_status pull_reuse(struct pull *pull, const struct call *call, void (*tick)(void *arg), void *arg,
                              struct shoal_error *error);
 /* Ends the pull with status; returns when nothing writes to local memory any more. A result it already has stays. Not

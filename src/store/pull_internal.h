@@ -63,7 +63,7 @@ struct pull {
     const struct span_map *local; /* NULL: index only */
     bool no_verify;
     uint32_t max_sources;
-    bool reuse;
+    enum shoal_reuse reuse;
     const struct shoal_region *previous, *regions;
     size_t region_count;
     struct random random;

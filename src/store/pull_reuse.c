@@ -39,6 +39,7 @@ struct reuse_job {
     bool has_zeros;
     struct digest zeros; /* of a whole piece of zeros */
     atomic_bool is_stopped;
+    atomic_bool is_missing; /* with SHOAL_REUSE_ONLY: a piece is not here */
 };
 
 static bool is_zero(const uint8_t *data, size_t len)
@@ -175,21 +176,26 @@ static bool check_group(void *arg, size_t group)
 
     if (last > pull->layout.piece_count)
         last = pull->layout.piece_count;
-    for (uint32_t piece = first; piece < last; piece++) {
+    for (uint32_t piece = first; piece < last && !atomic_load_explicit(&job->is_missing, memory_order_relaxed);
+         piece++) {
         struct digest wanted = index_digest(&pull->index, piece);
         uint64_t offset, len;
 
         layout_piece(&pull->layout, piece, &offset, &len);
         bytes += len;
-        if (!stream || job->is_here[piece]) /* without memory for it the pieces are pulled */
+        if (job->is_here[piece])
             continue;
-        if ((pull->reuse && is_in_place(job, stream, offset, len, &wanted)) ||
-            is_in_previous(job, stream, offset, len, &wanted))
+        if (!stream) /* without memory for it the pieces are pulled */
+            ;
+        else if ((pull->reuse && is_in_place(job, stream, offset, len, &wanted)) ||
+                 is_in_previous(job, stream, offset, len, &wanted))
             note_match(job, piece, len);
+        else if (pull->reuse == SHOAL_REUSE_ONLY)
+            atomic_store_explicit(&job->is_missing, true, memory_order_relaxed);
     }
     digest_stream_destroy(stream);
     atomic_fetch_add_explicit(&pull->checked_bytes, bytes, memory_order_relaxed);
-    return go_on(job);
+    return go_on(job) && !atomic_load_explicit(&job->is_missing, memory_order_relaxed);
 }
 
 static void digest_zeros(struct reuse_job *job)
@@ -209,6 +215,11 @@ static void digest_zeros(struct reuse_job *job)
     digest_stream_destroy(stream);
 }
 
+static bool uses_previous(const struct pull *pull)
+{
+    return pull->previous && pull->reuse != SHOAL_REUSE_ONLY;
+}
+
 static void find_stretches(struct reuse_job *job)
 {
     const struct pull *pull = job->pull;
@@ -220,7 +231,7 @@ static void find_stretches(struct reuse_job *job)
 
         if (!len)
             continue; /* has no span */
-        if (pull->previous && pull->previous[i].addr && pull->previous[i].len_bytes) {
+        if (uses_previous(pull) && pull->previous[i].addr && pull->previous[i].len_bytes) {
             job->stretches[at].previous = pull->previous[i].addr;
             job->stretches[at].previous_len = pull->previous[i].len_bytes < len ? pull->previous[i].len_bytes : len;
         }
@@ -282,7 +293,7 @@ enum shoal_status pull_reuse(struct pull *pull, const struct call *call, void (*
     digest_zeros(&job);
     per_group = GROUP_BYTES / pull->layout.piece_size;
     job.pieces_per_group = per_group < 1 ? 1 : per_group > 65536 ? 65536 : (uint32_t)per_group;
-    if (pull->previous)
+    if (uses_previous(pull))
         pool_for(pull->store->pool, pull->local->count, sample_stretch, &job);
     for (size_t i = 0; i < pull->local->count; i++) {
         if (job.stretches[i].is_useless)
@@ -293,6 +304,8 @@ enum shoal_status pull_reuse(struct pull *pull, const struct call *call, void (*
                  check_group, &job);
     if (atomic_load_explicit(&job.is_stopped, memory_order_relaxed))
         status = call_check(call, error, "looking at what is there");
+    else if (atomic_load_explicit(&job.is_missing, memory_order_relaxed))
+        status = error_set(error, SHOAL_NOT_FOUND, 0, "not all of it is in the regions");
     if (!status)
         loop_call(engine_loop(pull->store->engine), tell_on_loop, &job);
 out:

@@ -142,11 +142,11 @@ class Resume(CliTest):
 
         wait_for(is_stopped, "metadata that nobody has locked")
 
-    def test_replaced_file_shrinks_while_it_is_read(self):
+    def shrink_while_read(self, mode, mapped):
         """Its mapping raises SIGBUS then: what is gone is pulled."""
         data = os.urandom(TOTAL)
-        self.make("dst/n", data)
-        # Without a list of files the first thing that the source is asked for comes after the files have been prepared.
+        self.make("dst/n", data, mode)
+        # Without a list of files the first thing that the source is asked for comes after the files have been mapped.
         node = self.node("n", "--piece", PIECE, "--file", self.make("new", data))
         self.stop_node(node)
         get = self.start("get", "--json", "n", self.dst)
@@ -154,14 +154,20 @@ class Resume(CliTest):
         def is_mapped():
             with open(f"/proc/{get.process.pid}/maps", encoding="utf-8") as maps:
                 text = maps.read()
-            return f"{self.dst}/n\n" in text and f"{self.dst}/{STAGING}" in text
+            return all(name in text for name in mapped)
 
-        wait_for(is_mapped, "both mappings")
+        wait_for(is_mapped, "the mappings")
         os.truncate(self.dst / "n", 3 * PIECE)
         node.process.send_signal(signal.SIGCONT)
         self.assertEqual(get.wait(), 0, get.err)
         self.assertEqual(self.json_lines(get.out)[-1]["reused_bytes"], 3 * PIECE)
         self.assertEqual((self.dst / "n").read_bytes(), data)
+
+    def test_replaced_file_shrinks_while_it_is_read(self):
+        self.shrink_while_read(0o600, [f"{self.dst}/n\n", f"{self.dst}/{STAGING}"])
+
+    def test_kept_file_shrinks_while_it_is_read(self):
+        self.shrink_while_read(0o644, [f"{self.dst}/n\n"])
 
     def test_partial_file_shrinks_while_it_is_filled(self):
         """Nothing can be right then; the next get repairs it."""
@@ -208,10 +214,45 @@ class Resume(CliTest):
     def test_same_again(self):
         self.node("n", *self.arguments)
         self.assertEqual(self.get()["reused_bytes"], 0)
+        inodes = [(self.dst / path).stat().st_ino for path in SIZES]
+        self.assertEqual(self.get("--sync")["reused_bytes"], TOTAL)
+        self.assertEqual([(self.dst / path).stat().st_ino for path in SIZES], inodes)
+        # Served from where they are.
+        get = self.start("get", "--seed", "n", self.dst).wait_for_output("got n")
+        out, _ = self.run_shoal("get", "--json", "n", self.dir / "other")
+        self.assertEqual(len(self.json_lines(out)[-1]["sources"]), 2)
+        self.assertEqual(get.stop(), 0)
+        # One that only has another mode is brought anew, from itself.
+        (self.dst / "w/b").chmod(0o600)
         self.assertEqual(self.get()["reused_bytes"], TOTAL)
+        self.assertEqual(self.get("--no-resume")["reused_bytes"], 0)
         out, _ = self.run_shoal("get", "n", self.dst)
         self.assertRegex(out, r"(?m)^  there already: 16\.0 MiB$")
         self.assertEqual(summary(tree_of(self.dst)), summary(self.content))
+
+    def test_same_again_needs_no_right_to_write(self):
+        self.node("n", *self.arguments)
+        self.dst.mkdir()
+        options = self.as_nobody()
+        self.get(**options)
+        self.dst.chmod(0o555)
+        (self.dst / "w").chmod(0o550)
+        self.content[b"w"] = (0o550, None)
+        self.assertEqual(self.get(**options)["reused_bytes"], TOTAL)
+        (self.dst / "w").chmod(0o750)
+        self.dst.chmod(0o755)
+
+    def test_same_again_after_a_kill(self):
+        """What was left of it is cleared up, too."""
+        node = self.paced_node()
+        self.killed_get(node)
+        partial = self.partial(self.dst)
+        self.run_shoal("get", "n", self.dir / "other")
+        for path in SIZES:
+            shutil.copy2(self.dir / "other" / path, self.dst / path)
+        (self.dst / "w").chmod(0o750)
+        self.assertTrue(partial.exists())
+        self.assertEqual(self.get()["reused_bytes"], TOTAL)
 
     def test_new_generation(self):
         """One file changes in two pieces, one grows, one shrinks, one is new; the replaced files stay whole for those who

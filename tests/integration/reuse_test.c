@@ -110,6 +110,27 @@ static void everything_is_here(void **state)
     node_stop_all();
 }
 
+/* Asked for nothing but what is here: all of it, or nothing is pulled and nothing is written. */
+static void all_or_nothing(void **state)
+{
+    struct node *gold = start_node(*state, "gold", "");
+    struct node *receiver = start_node(*state, "receiver", "");
+    seed_one(gold, "model", SIZE, 1, CUT);
+    make_one(receiver, "model", SIZE, 1);
+    damage(receiver, "model", PIECES_TOTAL - 1, 1);
+    json_t *reply = node_call(receiver, "get payload=model buf=model reuse=2");
+    EXPECT_STATUS(reply, "NOT_FOUND");
+    EXPECT_MESSAGE(reply, "model");
+    assert_int_equal(from_sources(reply), 0);
+    assert_int_equal(find_difference(receiver, "model", 1), (PIECES_TOTAL - 1) * PIECE + 7);
+    expect_nothing_left(receiver, "model", "model");
+    damage(receiver, "model", PIECES_TOTAL - 1, 1);
+    expect_shares(node_call(receiver, "get payload=model buf=model reuse=2"), PIECES_TOTAL);
+    assert_int_equal(source_count(gold, "model"), 2);
+    EXPECT_STATUS(node_call(gold, "get payload=other buf=model reuse=3"), "INVALID_ARGUMENT");
+    node_stop_all();
+}
+
 /* Other receivers are given what was here. */
 static void what_is_here_is_served(void **state)
 {
@@ -258,6 +279,7 @@ int main(void)
         ITEST(nothing_is_kept_unasked),
         ITEST(digests_decide_also_without_verification),
         ITEST(everything_is_here),
+        ITEST(all_or_nothing),
         ITEST(what_is_here_is_served),
         ITEST(generation_change),
         ITEST(previous_regions_of_other_sizes),
