@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "app.h"
@@ -141,6 +143,22 @@ static int set_staged_mode(int fd, uint32_t mode)
     return (mode & 0600) != 0600 && fchmod(fd, 0600) != 0 ? errno : 0;
 }
 
+/* Makes the file as long as it will be, with its space where that is quick. tmpfs would fill the pages with zeros now,
+ * one after the other: there only the check of the free space guards against too little, and a page that is missing
+ * later ends the transfer. Returns an errno. */
+static int make_space(int fd, uint64_t size_bytes)
+{
+    struct statfs system;
+    struct stat info;
+    if (size_bytes == 0)
+        return 0;
+    if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC)
+        return posix_fallocate(fd, 0, (off_t)size_bytes);
+    if (fstat(fd, &info) != 0)
+        return errno;
+    return (uint64_t)info.st_size < size_bytes && ftruncate(fd, (off_t)size_bytes) != 0 ? errno : 0;
+}
+
 static enum shoal_status stage_file(struct restore *restore, size_t index, struct shoal_error *error)
 {
     const struct file_entry *entry = &restore->list->entries[index];
@@ -156,7 +174,7 @@ static enum shoal_status stage_file(struct restore *restore, size_t index, struc
         fd = openat(restore->staging_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return system_error(error, errno, "make a file for", entry->path, strlen(entry->path));
-    number = entry->size_bytes ? posix_fallocate(fd, 0, (off_t)entry->size_bytes) : 0;
+    number = make_space(fd, entry->size_bytes);
     if (number)
         status = system_error(error, number, "get space for", entry->path, strlen(entry->path));
     else if ((number = set_staged_mode(fd, entry->mode)))

@@ -476,7 +476,7 @@ class Resume(CliTest):
         disk.mkdir()
         unshare = shutil.which("unshare")
         own = ["-m"] if os.geteuid() == 0 else ["-rm"]
-        mount = 'mount -t tmpfs -o size=24m none "$1"'
+        mount = f'mount -t tmpfs -o size={TOTAL + (1 << 19)} none "$1"'
         if not unshare or subprocess.run([unshare, *own, "sh", "-c", mount, "sh", disk], capture_output=True, check=False).returncode:
             self.skipTest("cannot mount a small file system here")
         script = mount + ''' || exit 90
