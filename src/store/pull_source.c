@@ -226,6 +226,9 @@ static void on_claimed(void *arg, enum shoal_status status, const uint8_t *body,
         message = shoal__wire__claim_response__unpack(NULL, body_len, body);
     if (status) {
         source_fail(source, false, error);
+    } else if (message && !message->slots && source->is_claim_waiting && is_babbling(source)) {
+        error_set(&detail, SHOAL_PROTOCOL, 0, "%s: refuses upload slots at once, again and again", source->entry.name);
+        source_fail(source, true, &detail);
     } else if (!message || message->n_pieces > UINT32_MAX ||
                !swarm_claimed(pull->swarm, source->number, message->slots, message->pieces,
                               (uint32_t)message->n_pieces)) {
@@ -252,6 +255,7 @@ void source_claim(struct pull_source *source, uint32_t wanted, uint32_t outstand
     request.generation = pull->manifest->generation;
     request.wanted = wanted;
     request.outstanding = outstanding;
+    source->is_claim_waiting = wanted && !outstanding;
     request.wait_ms = SYNC_WAIT_MS;
     request.n_taken = swarm_taken(pull->swarm, source->number, taken, TAKEN_MAX);
     request.taken = taken;

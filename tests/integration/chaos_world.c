@@ -39,7 +39,7 @@ bool chaos_net_create(void)
 {
     for (unsigned i = 0; i < CHAOS_NODES_MAX; i++)
         net_fds[i] = -1;
-    if (!netns_enter_new("ip link add br0 type bridge\n"
+    if (!netns_enter_new("ip link add br0 address 02:00:00:00:00:fe type bridge\n"
                          "ip addr add " NET ".254/24 dev br0\n"
                          "ip link set br0 up\n"))
         return false;

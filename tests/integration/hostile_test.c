@@ -72,14 +72,17 @@ static void read_exactly(int fd, uint8_t *to, size_t len)
     }
 }
 
+static size_t make_named_hello(enum hello_channel channel, const char *name, uint8_t out[HELLO_MAX_BYTES])
+{
+    struct hello hello = {
+        .version = HELLO_VERSION, .channel = (uint8_t)channel, .instance = 4711, .cluster = "default"};
+    snprintf(hello.name, sizeof hello.name, "%s", name);
+    return hello_encode(&hello, out);
+}
+
 static size_t make_hello(enum hello_channel channel, uint8_t out[HELLO_MAX_BYTES])
 {
-    struct hello hello = {.version = HELLO_VERSION,
-                          .channel = (uint8_t)channel,
-                          .instance = 4711,
-                          .name = "127.0.0.1:1",
-                          .cluster = "default"};
-    return hello_encode(&hello, out);
+    return make_named_hello(channel, "127.0.0.1:1", out);
 }
 
 static struct hello read_hello(int fd)
@@ -95,13 +98,18 @@ static struct hello read_hello(int fd)
 }
 
 /* A connection that has passed the handshake. */
-static int join_as_peer(struct node *node, enum hello_channel channel)
+static int join_as_named_peer(struct node *node, enum hello_channel channel, const char *name)
 {
     uint8_t frame[HELLO_MAX_BYTES];
     int fd = dial(node);
-    say(fd, frame, make_hello(channel, frame));
+    say(fd, frame, make_named_hello(channel, name, frame));
     assert_int_equal(read_hello(fd).verdict, HELLO_ACCEPT);
     return fd;
+}
+
+static int join_as_peer(struct node *node, enum hello_channel channel)
+{
+    return join_as_named_peer(node, channel, "127.0.0.1:1");
 }
 
 /* The node serves, its memory has not grown by more than some MiB, and it has let go of the connections. */
@@ -386,6 +394,50 @@ static void f26_flood_of_syncs(void **state)
     node_stop_all();
 }
 
+/* Receivers that claim every upload slot there is, ask for nothing with them, and name pieces that do not exist. */
+static void f26_slot_hoarders(void **state)
+{
+    enum { HOARDERS = 8, CLAIMS = 100 };
+    struct node *node, *receiver;
+    int64_t rss = prepare(state, &node, &receiver);
+    json_t *info = json_object_get(node_call(node, "stat payload=model"), "info");
+    Shoal__Wire__ClaimRequest claim = SHOAL__WIRE__CLAIM_REQUEST__INIT;
+    uint32_t invented = UINT32_MAX;
+    char name[] = "model";
+    uint8_t body[256];
+    int fds[HOARDERS];
+
+    claim.name = name;
+    claim.generation = (uint64_t)json_integer_value(json_object_get(info, "generation"));
+    claim.wanted = UINT32_MAX;
+    claim.wait_ms = UINT32_MAX;
+    struct rpc_frame request = {.kind = RPC_KIND_REQUEST, .method = 4, .id = 1, .timeout_ms = 60000};
+    claim.taken = &invented;
+    claim.n_taken = 1;
+    request.body_len = (uint32_t)shoal__wire__claim_request__pack(&claim, body);
+    int fd = join_as_peer(node, HELLO_CHANNEL_CONTROL);
+    send_frame(fd, request, body, request.body_len);
+    assert_int_equal(read_frame(fd).status, SHOAL_PROTOCOL);
+    close(fd);
+
+    claim.n_taken = 0;
+    for (size_t i = 0; i < HOARDERS; i++) {
+        char peer[32];
+        snprintf(peer, sizeof peer, "127.0.0.1:%zu", i + 1);
+        fds[i] = join_as_named_peer(node, HELLO_CHANNEL_CONTROL, peer);
+        for (request.id = 1; request.id <= CLAIMS; request.id++) {
+            claim.outstanding = request.id % 2 ? 0 : UINT32_MAX;
+            request.body_len = (uint32_t)shoal__wire__claim_request__pack(&claim, body);
+            send_frame(fds[i], request, body, request.body_len);
+        }
+    }
+    expect_well(node, receiver, rss);
+    for (size_t i = 0; i < HOARDERS; i++)
+        close(fds[i]);
+    expect_well(node, receiver, rss);
+    node_stop_all();
+}
+
 static void f26_silent_connections(void **state)
 {
     enum { COUNT = 200 };
@@ -429,15 +481,11 @@ static void f26_idle_peers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ITEST(f26_bad_handshakes),
-        ITEST(f26_refused_handshakes_get_a_reason),
-        ITEST(f26_handshake_byte_by_byte),
-        ITEST(f26_bad_control_frames),
-        ITEST(f26_random_control_frames),
-        ITEST(f26_bad_data_frames),
-        ITEST(f26_flood_of_syncs),
-        ITEST(f26_silent_connections),
-        ITEST(f26_idle_peers),
+        ITEST(f26_bad_handshakes),         ITEST(f26_refused_handshakes_get_a_reason),
+        ITEST(f26_handshake_byte_by_byte), ITEST(f26_bad_control_frames),
+        ITEST(f26_random_control_frames),  ITEST(f26_bad_data_frames),
+        ITEST(f26_flood_of_syncs),         ITEST(f26_slot_hoarders),
+        ITEST(f26_silent_connections),     ITEST(f26_idle_peers),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests_name("hostile", tests, NULL, NULL);

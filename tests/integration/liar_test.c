@@ -189,6 +189,27 @@ static void shouts(void **state)
     end_scene(&scene);
 }
 
+/* No upload slot, at once, again and again. */
+static void denies(void **state)
+{
+    struct scene scene;
+    make_scene(*state, LIAR_DENIES, &scene);
+    json_t *reply = pull_all_from_gold(&scene);
+    assert_int_equal(source_stat(reply, name_of(scene.hidden), "failures"), 1);
+    assert_true(liar_count(scene.liar) < 200);
+    end_scene(&scene);
+}
+
+static void grants_too_much(void **state)
+{
+    tell_false_news(state, LIAR_OVERGRANTS);
+}
+
+static void grants_what_does_not_exist(void **state)
+{
+    tell_false_news(state, LIAR_MISGRANTS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +226,9 @@ int main(void)
         ITEST(jumps),
         ITEST(babbles),
         ITEST(shouts),
+        ITEST(denies),
+        ITEST(grants_too_much),
+        ITEST(grants_what_does_not_exist),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests_name("liar", tests, NULL, NULL);

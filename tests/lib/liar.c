@@ -27,6 +27,7 @@
 #define METHOD_OPEN 1
 #define METHOD_SYNC 2
 #define METHOD_STATUS 3
+#define METHOD_CLAIM 4
 #define REPEATED 65536u
 #define SHOUTS 1000
 
@@ -35,6 +36,7 @@ struct connection {
     int client, target;
     pthread_t threads[2]; /* client to target, target to client */
     struct hello hello;
+    pthread_mutex_t lock;  /* so that the control frames of both threads do not mix at the client */
     atomic_ullong open_id; /* of the open that was passed on */
 };
 
@@ -99,6 +101,11 @@ static void stream(int from, int to)
 static bool is_about_data(enum liar_lie lie)
 {
     return lie >= LIAR_REFUSES && lie <= LIAR_ASKS;
+}
+
+static bool is_about_claims(enum liar_lie lie)
+{
+    return lie >= LIAR_DENIES && lie <= LIAR_MISGRANTS;
 }
 
 /* Data channel ----------------------------------------------------------------------------------------------------- */
@@ -179,9 +186,13 @@ static bool send_body(struct connection *connection, uint16_t method, uint64_t i
 {
     struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE, .method = method, .id = id, .body_len = (uint32_t)len};
     uint8_t header[RPC_FRAME_HEADER_BYTES];
+    bool is_ok;
 
     rpc_frame_encode(&frame, header);
-    return write_all(connection->client, header, sizeof header) && write_all(connection->client, body, len);
+    pthread_mutex_lock(&connection->lock);
+    is_ok = write_all(connection->client, header, sizeof header) && write_all(connection->client, body, len);
+    pthread_mutex_unlock(&connection->lock);
+    return is_ok;
 }
 
 static bool send_response(struct connection *connection, uint64_t id, const Shoal__Wire__SyncResponse *response)
@@ -207,6 +218,23 @@ static bool answer_status(struct connection *connection, uint64_t id)
     response.piece_count = UINT32_MAX;
     response.pieces_have = UINT32_MAX;
     return send_body(connection, METHOD_STATUS, id, body, shoal__wire__status_response__pack(&response, body));
+}
+
+static bool answer_claim(struct connection *connection, uint64_t id)
+{
+    Shoal__Wire__ClaimResponse response = SHOAL__WIRE__CLAIM_RESPONSE__INIT;
+    uint32_t invented = UINT32_MAX;
+    uint8_t body[64];
+
+    atomic_fetch_add(&connection->liar->count, 1);
+    if (connection->liar->lie == LIAR_OVERGRANTS)
+        response.slots = UINT32_MAX;
+    if (connection->liar->lie == LIAR_MISGRANTS) {
+        response.slots = 1;
+        response.pieces = &invented;
+        response.n_pieces = 1;
+    }
+    return send_body(connection, METHOD_CLAIM, id, body, shoal__wire__claim_response__pack(&response, body));
 }
 
 static bool answer_sync(struct connection *connection, uint64_t id, uint32_t position)
@@ -247,7 +275,7 @@ static bool answer_sync(struct connection *connection, uint64_t id, uint32_t pos
     return is_ok;
 }
 
-/* What the peer asks. Syncs are answered here, and status if the lie is about that. */
+/* What the peer asks. What the lie is about is answered here. */
 static void relay_control(struct connection *connection)
 {
     uint8_t header[RPC_FRAME_HEADER_BYTES];
@@ -265,7 +293,12 @@ static void relay_control(struct connection *connection)
                 return;
             continue;
         }
-        if (frame.method != METHOD_SYNC) {
+        if (frame.method == METHOD_CLAIM && is_about_claims(connection->liar->lie)) {
+            if (!move(connection->client, -1, frame.body_len) || !answer_claim(connection, frame.id))
+                return;
+            continue;
+        }
+        if (frame.method != METHOD_SYNC || is_about_claims(connection->liar->lie)) {
             if (!write_all(connection->target, header, sizeof header) ||
                 !move(connection->client, connection->target, frame.body_len))
                 return;
@@ -306,22 +339,24 @@ static bool deny_completeness(struct connection *connection, struct rpc_frame fr
     return is_ok;
 }
 
-/* What the node answers. A peer asks for news after the open was answered, so the two threads do not mix frames. */
+/* What the node answers. */
 static void relay_answers(struct connection *connection)
 {
     uint8_t header[RPC_FRAME_HEADER_BYTES];
     struct rpc_frame frame;
+    bool is_ok = true;
 
-    while (read_all(connection->target, header, sizeof header)) {
+    while (is_ok && read_all(connection->target, header, sizeof header)) {
         if (rpc_frame_decode(header, RPC_RESPONSE_MAX_BYTES, &frame) != SHOAL_OK)
             return;
-        if (frame.id == atomic_load(&connection->open_id) && frame.status == SHOAL_OK) {
-            if (!deny_completeness(connection, frame))
-                return;
-        } else if (!write_all(connection->client, header, sizeof header) ||
-                   !move(connection->target, connection->client, frame.body_len)) {
-            return;
-        }
+        pthread_mutex_lock(&connection->lock);
+        if (frame.id == atomic_load(&connection->open_id) && frame.status == SHOAL_OK &&
+            !is_about_claims(connection->liar->lie))
+            is_ok = deny_completeness(connection, frame);
+        else
+            is_ok = write_all(connection->client, header, sizeof header) &&
+                    move(connection->target, connection->client, frame.body_len);
+        pthread_mutex_unlock(&connection->lock);
     }
 }
 
@@ -376,6 +411,7 @@ static struct connection *connection_create(struct liar *liar, int client)
     if (!connection)
         return NULL;
     connection->liar = liar;
+    pthread_mutex_init(&connection->lock, NULL);
     connection->client = client;
     connection->target = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connection->target < 0)
@@ -393,6 +429,7 @@ static struct connection *connection_create(struct liar *liar, int client)
 fail_target:
     close(connection->target);
 fail:
+    pthread_mutex_destroy(&connection->lock);
     free(connection);
     return NULL;
 }
@@ -451,6 +488,7 @@ void liar_destroy(struct liar *liar)
         pthread_join(connection->threads[1], NULL);
         close(connection->client);
         close(connection->target);
+        pthread_mutex_destroy(&connection->lock);
         free(connection);
     }
     free(liar);

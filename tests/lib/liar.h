@@ -24,6 +24,10 @@ enum liar_lie {
     LIAR_BABBLES,   /* nothing new, again and again */
     LIAR_SHOUTS,    /* that, and 1,000 answers to calls that nobody made */
     LIAR_BOASTS,    /* that, and status with more pieces than there are */
+    /* On control connections: each claim of upload slots is answered at once, with */
+    LIAR_DENIES,     /* none, although it has none out */
+    LIAR_OVERGRANTS, /* four thousand million */
+    LIAR_MISGRANTS,  /* one for a piece that does not exist */
     LIAR_LIES_COUNT,
 };
 
