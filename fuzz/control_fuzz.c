@@ -18,6 +18,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     Shoal__Wire__SyncRequest *sync_request;
     Shoal__Wire__SyncResponse *sync_response;
     Shoal__Wire__StatusRequest *status_request;
+    Shoal__Wire__ClaimRequest *claim_request;
+    Shoal__Wire__ClaimResponse *claim_response;
     struct shoal_source_status status = {.receivers = NULL};
 
     if (size >= RPC_FRAME_HEADER_BYTES && rpc_frame_decode(data, RPC_REQUEST_MAX_BYTES, &frame) == SHOAL_OK) {
@@ -37,6 +39,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         shoal__wire__sync_response__free_unpacked(sync_response, NULL);
     if ((status_request = shoal__wire__status_request__unpack(NULL, size, data)))
         shoal__wire__status_request__free_unpacked(status_request, NULL);
+    if ((claim_request = shoal__wire__claim_request__unpack(NULL, size, data))) {
+        FUZZ_REQUIRE(claim_request->n_taken <= size); /* what it costs is bounded by what was sent */
+        shoal__wire__claim_request__free_unpacked(claim_request, NULL);
+    }
+    if ((claim_response = shoal__wire__claim_response__unpack(NULL, size, data)))
+        shoal__wire__claim_response__free_unpacked(claim_response, NULL);
     if (status_decode(&status, 300, 2, data, size, NULL) == SHOAL_OK) {
         FUZZ_REQUIRE(status.receiver_count <= 2 && status.pieces_have <= status.pieces_total);
         for (size_t i = 0; i < status.receiver_count; i++)

@@ -19,7 +19,9 @@ struct claimant {
     uint32_t number;             /* in the handout */
     struct rpc_request *request; /* its waiting claim; NULL: none */
     struct list_node node;       /* in claims->waiting with request */
-    int64_t until_ms;
+    int64_t until_ms;            /* of request */
+    struct list_node heard_node; /* in claims->heard */
+    int64_t heard_ms;
 };
 
 static void answer(struct claimant *claimant, uint32_t slots, const uint32_t *pieces, uint32_t count)
@@ -49,11 +51,56 @@ static void run(struct claims *claims)
         loop_timer_start(&claims->timer, TICK_MS);
 }
 
+static void claimant_destroy(struct claimant *claimant)
+{
+    free(claimant->name);
+    free(claimant);
+}
+
+static void drop(struct claims *claims, struct claimant *claimant)
+{
+    if (claimant->request)
+        answer(claimant, 0, NULL, 0);
+    handout_leave(claims->handout, claimant->number);
+    claims->by_number[claimant->number] = NULL;
+    list_remove(&claimant->heard_node);
+    map_remove_str(&claims->by_name, claimant->name);
+    claimant_destroy(claimant);
+    if (claims->by_name.count == 0) { /* whether it chooses the pieces is decided anew for those who come next */
+        handout_destroy(claims->handout);
+        claims->handout = NULL;
+    }
+}
+
+static void note_heard(struct claimant *claimant, int64_t now)
+{
+    claimant->heard_ms = now;
+    list_remove(&claimant->heard_node);
+    list_push_back(&claimant->claims->heard, &claimant->heard_node);
+}
+
+/* A claimant without an open request is not told of when its connection breaks, and needs not have one. */
+static void drop_silent(struct claims *claims, int64_t now)
+{
+    struct list_node *first;
+
+    while ((first = list_first(&claims->heard))) {
+        struct claimant *claimant = container_of(first, struct claimant, heard_node);
+        if (now - claimant->heard_ms <= RECEIVER_SILENCE_MS)
+            break;
+        if (claimant->request) /* it waits for us */
+            note_heard(claimant, now);
+        else
+            drop(claims, claimant);
+    }
+}
+
 static void on_tick(void *arg)
 {
     struct claims *claims = arg;
     int64_t now = clock_now_ms();
 
+    drop_silent(claims, now);
     LIST_FOR_EACH_SAFE (claimant, &claims->waiting, struct claimant, node) {
         if (claimant->until_ms <= now) {
             handout_unclaim(claims->handout, claimant->number);
@@ -71,14 +118,9 @@ enum shoal_status claims_init(struct claims *claims, struct loop *loop, struct s
         return status;
     claims->has_timer = true;
     map_init(&claims->by_name);
+    list_init(&claims->heard);
     list_init(&claims->waiting);
     return SHOAL_OK;
-}
-
-static void claimant_destroy(struct claimant *claimant)
-{
-    free(claimant->name);
-    free(claimant);
 }
 
 void claims_release(struct claims *claims)
@@ -103,18 +145,12 @@ void claims_release(struct claims *claims)
     claims->has_timer = false;
 }
 
-static void drop(struct claims *claims, struct claimant *claimant)
+void claims_heard(struct claims *claims, const char *name)
 {
-    if (claimant->request)
-        answer(claimant, 0, NULL, 0);
-    handout_leave(claims->handout, claimant->number);
-    claims->by_number[claimant->number] = NULL;
-    map_remove_str(&claims->by_name, claimant->name);
-    claimant_destroy(claimant);
-    if (claims->by_name.count == 0) { /* whether it chooses the pieces is decided anew for those who come next */
-        handout_destroy(claims->handout);
-        claims->handout = NULL;
-    }
+    struct claimant *claimant = claims->has_timer ? map_get_str(&claims->by_name, name) : NULL;
+
+    if (claimant)
+        note_heard(claimant, clock_now_ms());
 }
 
 void claims_leave(struct claims *claims, const char *name)
@@ -168,6 +204,7 @@ static struct claimant *join(struct payload *payload, const char *name)
         goto fail;
     }
     claims->by_number[claimant->number] = claimant;
+    list_push_back(&claims->heard, &claimant->heard_node);
     return claimant;
 fail:
     if (claims->by_name.count == 0) {
@@ -193,13 +230,16 @@ void claims_request(struct payload *payload, struct rpc_request *request, uint32
                     uint32_t wait_ms, const uint32_t *taken, size_t taken_count)
 {
     struct claims *claims = &payload->claims;
-    struct claimant *claimant = map_get_str(&claims->by_name, request->peer);
+    struct claimant *claimant;
     int64_t now = clock_now_ms();
 
+    drop_silent(claims, now);
+    claimant = map_get_str(&claims->by_name, request->peer);
     if (!claimant && !(claimant = join(payload, request->peer))) {
         rpc_reply(request, SHOAL_LIMIT, "no memory or too many receivers", NULL, 0);
         return;
     }
+    note_heard(claimant, now);
     for (size_t i = 0; i < taken_count; i++) {
         if (!handout_taken(claims->handout, claimant->number, taken[i])) {
             rpc_reply(request, SHOAL_PROTOCOL, "no such piece", NULL, 0);

@@ -17,6 +17,7 @@ struct claims {
     struct map by_name;          /* struct claimant, owned */
     struct claimant **by_number; /* owned array: by number in handout */
     uint32_t number_capacity;
+    struct list heard;   /* struct claimant, the one that has been silent for longest first */
     struct list waiting; /* struct claimant whose claim is not answered, oldest first */
     struct loop_timer timer;
     bool has_timer;
@@ -30,6 +31,8 @@ void claims_release(struct claims *claims);
 /* Handles a claim request for payload (an rpc handler has found it). */
 void claims_request(struct payload *payload, struct rpc_request *request, uint32_t wanted, uint32_t outstanding,
                     uint32_t wait_ms, const uint32_t *taken, size_t taken_count);
+/* The receiver is there. Whoever is not heard of for RECEIVER_SILENCE_MS has left. Harmless for others. */
+void claims_heard(struct claims *claims, const char *name);
 /* The receiver has left or is lost: what it had been given is for others again. Harmless for others. */
 void claims_leave(struct claims *claims, const char *name);
 

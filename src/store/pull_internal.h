@@ -37,7 +37,7 @@ struct pull_source {
     struct span index;             /* addr, len, key */
     uint32_t number;               /* in the swarm; SWARM_NONE: not in it */
     uint32_t position;             /* in its log of verified pieces */
-    bool is_claim_waiting;         /* it has none of its slots: the answer to its claim comes with some, or late */
+    bool is_claim_waiting;         /* we have none of its slots: the answer to our claim brings some, or comes late */
     int64_t babble_until_ms;       /* answers without news so far, as time; see is_babbling */
     uint64_t request_count;        /* engine operations in flight */
     struct shoal_source_stats stats;

@@ -112,8 +112,8 @@ void source_fail(struct pull_source *source, bool is_dead, const struct shoal_er
 
 static void sync_begin(struct pull_source *source);
 
-/* An answer without news comes when the wait is over, or now and then because the source begins to starve. One that
- * comes at once, again and again, only keeps this node busy. */
+/* An answer without news or slots comes when the wait is over, or now and then for another reason (the source begins to
+ * starve). One that comes at once, again and again, only keeps this node busy. */
 static bool is_babbling(struct pull_source *source)
 {
     int64_t now = clock_now_ms();
@@ -212,6 +212,24 @@ static void sync_begin(struct pull_source *source)
     }
 }
 
+static enum shoal_status take_slots(struct pull_source *source, const Shoal__Wire__ClaimResponse *message,
+                                    struct shoal_error *error)
+{
+    struct pull *pull = source->pull;
+
+    if (message->n_pieces > message->slots ||
+        !swarm_claimed(pull->swarm, source->number, message->slots, message->pieces, (uint32_t)message->n_pieces))
+        return error_set(error, SHOAL_PROTOCOL, 0, "%s: grants %u upload slots and %zu pieces that cannot be",
+                         source->entry.name, message->slots, message->n_pieces);
+    if (message->slots)
+        return SHOAL_OK;
+    if (source->is_claim_waiting && is_babbling(source))
+        return error_set(error, SHOAL_PROTOCOL, 0, "%s: refuses upload slots at once, again and again",
+                         source->entry.name);
+    pull->last_busy_ms = clock_now_ms();
+    return SHOAL_OK;
+}
+
 static void on_claimed(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
                        const struct shoal_error *error)
 {
@@ -222,23 +240,16 @@ static void on_claimed(void *arg, enum shoal_status status, const uint8_t *body,
 
     if (!source->client || source->state != SOURCE_OPEN || source->number == SWARM_NONE)
         return;
-    if (!status)
-        message = shoal__wire__claim_response__unpack(NULL, body_len, body);
     if (status) {
         source_fail(source, false, error);
-    } else if (message && !message->slots && source->is_claim_waiting && is_babbling(source)) {
-        error_set(&detail, SHOAL_PROTOCOL, 0, "%s: refuses upload slots at once, again and again", source->entry.name);
-        source_fail(source, true, &detail);
-    } else if (!message || message->n_pieces > UINT32_MAX ||
-               !swarm_claimed(pull->swarm, source->number, message->slots, message->pieces,
-                              (uint32_t)message->n_pieces)) {
+    } else if (!(message = shoal__wire__claim_response__unpack(NULL, body_len, body))) {
         error_set(&detail, SHOAL_PROTOCOL, 0, "%s: malformed claim response", source->entry.name);
         source_fail(source, true, &detail);
-    }
-    if (message) {
-        if (!message->slots)
-            pull->last_busy_ms = clock_now_ms();
+    } else {
+        status = take_slots(source, message, &detail);
         shoal__wire__claim_response__free_unpacked(message, NULL);
+        if (status)
+            source_fail(source, true, &detail);
     }
     pull_review(pull);
 }

@@ -225,6 +225,7 @@ static void on_sync(void *arg, struct rpc_request *request)
         goto out;
     }
     note_receiver(payload, request->peer, message);
+    claims_heard(&payload->claims, request->peer);
     if (message->is_last) {
         claims_leave(&payload->claims, request->peer);
         rpc_reply(request, SHOAL_OK, NULL, NULL, 0);

@@ -20,13 +20,14 @@
 
 struct handout_receiver {
     bool is_used;
-    bool is_stale;        /* what it has out is not counted in out_count */
-    uint32_t outstanding; /* slots granted to it and in use */
-    uint32_t wanted;      /* its claim; 0: none */
-    uint32_t next_claim;  /* in the order of claims; HANDOUT_NONE: last */
+    bool is_stale;                       /* what it has out is not counted in out_count */
+    uint32_t outstanding;                /* slots granted to it and in use */
+    uint32_t wanted;                     /* its claim; 0: none */
+    uint32_t next_claim, previous_claim; /* in the order of claims; HANDOUT_NONE: last, first */
     uint32_t taken_count;
     int64_t progress_ms; /* when something of it arrived, or it got something to wait for */
-    uint64_t *taken;     /* owned bitmap: it has the piece, gets it elsewhere, or was given it */
+    uint64_t *taken;     /* owned bitmap: it has the piece, gets it elsewhere, or was given it. NULL: nothing is chosen
+                          * for it */
 };
 
 struct handout {
@@ -37,6 +38,7 @@ struct handout {
     uint32_t fresh_count, cursor;
     struct handout_receiver *receivers; /* owned; grows */
     uint32_t receiver_capacity, receiver_count;
+    size_t notes_bytes;               /* of all taken */
     uint32_t first_claim, last_claim; /* receivers; HANDOUT_NONE: none waits */
     uint32_t out_count, out_limit;
     uint32_t arrived; /* in the present rate window */
@@ -62,6 +64,11 @@ static void bit_clear(uint64_t *bits, uint32_t index)
 static size_t word_count(const struct handout *handout)
 {
     return (size_t)handout->config.piece_count / 64 + 1;
+}
+
+static size_t bitmap_bytes(const struct handout *handout)
+{
+    return word_count(handout) * sizeof(uint64_t);
 }
 
 static uint32_t slots_for(uint64_t piece_bytes)
@@ -135,9 +142,12 @@ uint32_t handout_join(struct handout *handout)
     if (number == handout->receiver_capacity && !grow(handout))
         return HANDOUT_NONE;
     receiver = &handout->receivers[number];
-    receiver->taken = calloc(word_count(handout), sizeof *receiver->taken);
-    if (!receiver->taken)
-        return HANDOUT_NONE;
+    if (handout->config.chooses && handout->notes_bytes + bitmap_bytes(handout) <= HANDOUT_NOTES_MAX_BYTES) {
+        receiver->taken = calloc(1, bitmap_bytes(handout));
+        if (!receiver->taken)
+            return HANDOUT_NONE;
+        handout->notes_bytes += bitmap_bytes(handout);
+    }
     receiver->is_used = true;
     handout->receiver_count++;
     return number;
@@ -157,19 +167,28 @@ static void set_stale(struct handout *handout, struct handout_receiver *receiver
 void handout_unclaim(struct handout *handout, uint32_t number)
 {
     struct handout_receiver *receiver = &handout->receivers[number];
-    uint32_t previous = HANDOUT_NONE;
+    uint32_t next = receiver->next_claim, previous = receiver->previous_claim;
 
     if (!receiver->wanted)
         return;
-    for (uint32_t at = handout->first_claim; at != number; at = handout->receivers[at].next_claim)
-        previous = at;
-    if (previous == HANDOUT_NONE)
-        handout->first_claim = receiver->next_claim;
-    else
-        handout->receivers[previous].next_claim = receiver->next_claim;
-    if (handout->last_claim == number)
-        handout->last_claim = previous;
+    *(previous == HANDOUT_NONE ? &handout->first_claim : &handout->receivers[previous].next_claim) = next;
+    *(next == HANDOUT_NONE ? &handout->last_claim : &handout->receivers[next].previous_claim) = previous;
     receiver->wanted = 0;
+}
+
+/* Takes as long as its pieces took to be noted. */
+static void forget_taken(struct handout *handout, const uint64_t *taken)
+{
+    for (size_t i = 0; i < word_count(handout); i++) {
+        for (uint64_t left = taken[i]; left; left &= left - 1) {
+            uint32_t piece = (uint32_t)i * 64 + (uint32_t)__builtin_ctzll(left);
+            if (--handout->counts[piece] == 0) {
+                bit_set(handout->fresh, piece);
+                handout->fresh_count++;
+            }
+        }
+    }
+    handout->notes_bytes -= bitmap_bytes(handout);
 }
 
 void handout_leave(struct handout *handout, uint32_t number)
@@ -178,12 +197,8 @@ void handout_leave(struct handout *handout, uint32_t number)
 
     handout_unclaim(handout, number);
     set_stale(handout, receiver, true);
-    for (uint32_t piece = 0; piece < handout->config.piece_count; piece++) {
-        if (bit_is_set(receiver->taken, piece) && --handout->counts[piece] == 0) {
-            bit_set(handout->fresh, piece);
-            handout->fresh_count++;
-        }
-    }
+    if (receiver->taken)
+        forget_taken(handout, receiver->taken);
     free(receiver->taken);
     *receiver = (struct handout_receiver){.is_used = false};
     handout->receiver_count--;
@@ -205,7 +220,7 @@ bool handout_taken(struct handout *handout, uint32_t number, uint32_t piece)
 
     if (piece >= handout->config.piece_count)
         return false;
-    if (!bit_is_set(receiver->taken, piece))
+    if (receiver->taken && !bit_is_set(receiver->taken, piece))
         take(handout, receiver, piece);
     return true;
 }
@@ -224,6 +239,13 @@ static void measure(struct handout *handout, uint32_t arrived, int64_t now_ms)
     handout->out_limit = limit > OUT_LIMIT_MAX ? OUT_LIMIT_MAX : (uint32_t)limit;
     handout->arrived = 0;
     handout->window_ms = now_ms;
+}
+
+static int64_t patience_ms(const struct handout *handout)
+{
+    int64_t usual_ms = STALE_GAPS * handout->gap / 8;
+
+    return usual_ms > STALE_MS ? usual_ms : STALE_MS;
 }
 
 /* How many pieces the receiver may have out now, beyond those it has. */
@@ -246,7 +268,9 @@ bool handout_claim(struct handout *handout, uint32_t number, uint32_t wanted, ui
     if (outstanding > receiver->outstanding) /* it cannot wait for more than it was given */
         outstanding = receiver->outstanding;
     if (outstanding < receiver->outstanding) {
-        handout->gap += ((now_ms - receiver->progress_ms) * 8 - handout->gap) / 8;
+        int64_t gap_ms = now_ms - receiver->progress_ms, most_ms = patience_ms(handout);
+        /* Who was silent for long says little about what is usual, and must not make the patience with others long. */
+        handout->gap += ((gap_ms < most_ms ? gap_ms : most_ms) * 8 - handout->gap) / 8;
         receiver->progress_ms = now_ms;
     }
     measure(handout, receiver->outstanding - outstanding, now_ms);
@@ -261,6 +285,7 @@ bool handout_claim(struct handout *handout, uint32_t number, uint32_t wanted, ui
         return false;
     receiver->wanted = wanted < HANDOUT_CLAIM_MAX ? wanted : HANDOUT_CLAIM_MAX;
     receiver->next_claim = HANDOUT_NONE;
+    receiver->previous_claim = handout->last_claim;
     if (handout->last_claim == HANDOUT_NONE)
         handout->first_claim = number;
     else
@@ -271,15 +296,13 @@ bool handout_claim(struct handout *handout, uint32_t number, uint32_t wanted, ui
 
 static void find_stale(struct handout *handout, int64_t now_ms)
 {
-    int64_t patience_ms;
-
     if (now_ms - handout->stale_checked_ms < STALE_INTERVAL_MS)
         return;
     handout->stale_checked_ms = now_ms;
-    patience_ms = STALE_GAPS * handout->gap / 8 > STALE_MS ? STALE_GAPS * handout->gap / 8 : STALE_MS;
     for (uint32_t i = 0; i < handout->receiver_capacity; i++) {
         struct handout_receiver *receiver = &handout->receivers[i];
-        if (receiver->is_used && receiver->outstanding && now_ms - receiver->progress_ms >= patience_ms)
+        if (receiver->is_used && receiver->outstanding && !receiver->wanted &&
+            now_ms - receiver->progress_ms >= patience_ms(handout))
             set_stale(handout, receiver, true);
     }
 }
@@ -323,7 +346,7 @@ static uint32_t choose(struct handout *handout, const struct handout_receiver *r
 {
     uint32_t piece;
 
-    if (receiver->taken_count == handout->config.piece_count)
+    if (!receiver->taken || receiver->taken_count == handout->config.piece_count)
         return HANDOUT_NONE;
     if (!handout->fresh_count)
         return choose_rare(handout, receiver);

@@ -21,6 +21,8 @@
 #define HANDOUT_RECEIVERS_MAX 4096u
 #define HANDOUT_NONE UINT32_MAX
 #define HANDOUT_CLAIM_MAX 256u /* slots of one grant */
+/* For notes of which receiver has what. Receivers beyond get slots, and choose the pieces themselves. */
+#define HANDOUT_NOTES_MAX_BYTES (64u << 20)
 
 struct handout;
 

@@ -41,6 +41,7 @@ struct source {
     uint32_t slots;    /* granted, not in use */
     uint32_t *granted; /* owned: SWARM_CLAIM_MAX pieces for some of these slots; NULL: none yet */
     uint32_t granted_count;
+    uint32_t wanted;     /* slots that the claim asks for */
     uint32_t reported;   /* slots in use as the source knows it */
     uint32_t refused_at; /* slots in use at a claim that gave nothing: to be asked when fewer are */
     uint32_t told;       /* log entries that it knows */
@@ -347,7 +348,7 @@ static uint32_t choose_for_slot(struct swarm *swarm, struct source *source)
 {
     while (source->granted_count) {
         uint32_t piece = source->granted[--source->granted_count];
-        if (swarm->state[piece] == PIECE_MISSING && !bit_is_set(source->lacks, piece))
+        if (swarm->state[piece] == PIECE_MISSING && source_offers(source, piece))
             return piece;
     }
     return swarm->missing_count ? choose_piece(swarm, source) : SWARM_NONE;
@@ -425,8 +426,9 @@ bool swarm_next_claim(struct swarm *swarm, int64_t now_ms, uint32_t *source_out,
             continue;
         source->is_claiming = true;
         source->reported = used;
+        source->wanted = wanted - used;
         *source_out = number;
-        *wanted_out = wanted - used;
+        *wanted_out = source->wanted;
         *outstanding_out = used;
         return true;
     }
@@ -450,8 +452,14 @@ bool swarm_claimed(struct swarm *swarm, uint32_t number, uint32_t slots, const u
 {
     struct source *source = &swarm->sources[number];
 
-    if (count > slots || slots > SWARM_CLAIM_MAX)
+    if (count > slots || slots > source->wanted)
         return false;
+    for (uint32_t i = 0; i < count; i++) {
+        if (pieces[i] >= swarm->config.piece_count)
+            return false;
+    }
+    if (slots && !count) /* it chooses nothing for us, or nothing more */
+        source->chooses = false;
     source->is_claiming = false;
     source->refused_at = slots ? UINT32_MAX : source->reported;
     source->slots += slots;
@@ -459,8 +467,6 @@ bool swarm_claimed(struct swarm *swarm, uint32_t number, uint32_t slots, const u
     if (count && !source->granted)
         source->granted = calloc(SWARM_CLAIM_MAX, sizeof *source->granted);
     for (uint32_t i = 0; i < count; i++) {
-        if (pieces[i] >= swarm->config.piece_count)
-            return false;
         if (source->granted && source->granted_count < SWARM_CLAIM_MAX)
             source->granted[source->granted_count++] = pieces[i];
     }

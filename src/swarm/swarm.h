@@ -74,7 +74,7 @@ bool swarm_next_claim(struct swarm *swarm, int64_t now_ms, uint32_t *source_out,
  * told. Fills at most max; the caller must deliver them. */
 uint32_t swarm_taken(struct swarm *swarm, uint32_t source, uint32_t *pieces_out, uint32_t max);
 /* The answer: slots granted (may be 0: not now) and the pieces that the source has chosen for some of them. false: the
- * answer is nonsense (no such piece, more than SWARM_CLAIM_MAX). */
+ * answer is nonsense (no such piece, more slots than were wanted, more pieces than slots), and nothing was noted. */
 bool swarm_claimed(struct swarm *swarm, uint32_t source, uint32_t slots, const uint32_t *pieces, uint32_t count);
 
 /* A piece in flight that should be canceled because its source stalls, or is slow when nothing else is left to be asked

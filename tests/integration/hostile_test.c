@@ -438,6 +438,146 @@ static void f26_slot_hoarders(void **state)
     node_stop_all();
 }
 
+static uint64_t generation_of_model(struct node *node)
+{
+    json_t *info = json_object_get(node_call(node, "stat payload=model"), "info");
+    return (uint64_t)json_integer_value(json_object_get(info, "generation"));
+}
+
+static void send_claim(int fd, const Shoal__Wire__ClaimRequest *claim)
+{
+    static uint64_t id;
+    uint8_t body[32768];
+    size_t len = shoal__wire__claim_request__get_packed_size(claim);
+    assert_true(len <= sizeof body);
+    shoal__wire__claim_request__pack(claim, body);
+    send_frame(fd,
+               (struct rpc_frame){
+                   .kind = RPC_KIND_REQUEST, .method = 4, .id = ++id, .timeout_ms = 60000, .body_len = (uint32_t)len},
+               body, len);
+}
+
+/* Slots of the next answer; its status if that is an error. */
+static int32_t read_slots(int fd)
+{
+    uint8_t header[RPC_FRAME_HEADER_BYTES], body[4096];
+    struct rpc_frame frame;
+    read_exactly(fd, header, sizeof header);
+    assert_int_equal(rpc_frame_decode(header, sizeof body, &frame), SHOAL_OK);
+    read_exactly(fd, body, frame.body_len);
+    if (frame.status)
+        return frame.status;
+    Shoal__Wire__ClaimResponse *response = shoal__wire__claim_response__unpack(NULL, frame.body_len, body);
+    assert_non_null(response);
+    assert_true(response->n_pieces <= response->slots && response->slots <= INT32_MAX);
+    int32_t slots = (int32_t)response->slots;
+    shoal__wire__claim_response__free_unpacked(response, NULL);
+    return slots;
+}
+
+/* A receiver that takes all slots, holds its claims open and never reads: others are served after a while. */
+static void f26_claims_and_never_reads(void **state)
+{
+    enum { MORE = 16 };
+    struct node *node, *receiver;
+    int64_t rss = prepare(state, &node, &receiver);
+    char name[] = "model";
+    Shoal__Wire__ClaimRequest claim = SHOAL__WIRE__CLAIM_REQUEST__INIT;
+    int fds[MORE];
+    claim.name = name;
+    claim.generation = generation_of_model(node);
+    claim.wanted = UINT32_MAX;
+    claim.wait_ms = UINT32_MAX;
+    int fd = join_as_named_peer(node, HELLO_CHANNEL_CONTROL, "greedy:1");
+    send_claim(fd, &claim);
+    assert_true(read_slots(fd) > 1);
+    for (int i = 0; i < MORE; i++) { /* the others of its kind wait in line, before the honest one */
+        char peer[32];
+        snprintf(peer, sizeof peer, "greedy:%d", i + 2);
+        fds[i] = join_as_named_peer(node, HELLO_CHANNEL_CONTROL, peer);
+        send_claim(fds[i], &claim);
+    }
+    expect_well(node, receiver, rss);
+    /* Withdrawn while claims wait: those are told. */
+    int late = join_as_named_peer(node, HELLO_CHANNEL_CONTROL, "late:1");
+    send_claim(late, &claim);
+    EXPECT_OK(node_call(node, "unregister payload=model"));
+    int32_t answer = read_slots(late);
+    assert_true(answer > 0 || answer == SHOAL_NOT_FOUND);
+    send_claim(late, &claim);
+    assert_int_equal(read_slots(late), SHOAL_NOT_FOUND);
+    EXPECT_OK(node_call(node, "close"));
+    for (int i = 0; i < MORE; i++)
+        close(fds[i]);
+    close(late);
+    close(fd);
+    node_stop_all();
+}
+
+/* One that claims thousands of times, reports slots in use that it was never given, and pieces beyond the payload. */
+static void f26_flood_of_claims(void **state)
+{
+    enum { COUNT = 4000, TAKEN = 4096 };
+    struct node *node, *receiver;
+    int64_t rss = prepare(state, &node, &receiver);
+    char name[] = "model";
+    uint32_t taken[TAKEN] = {UINT32_MAX};
+    Shoal__Wire__ClaimRequest claim = SHOAL__WIRE__CLAIM_REQUEST__INIT;
+    claim.name = name;
+    claim.generation = generation_of_model(node);
+    claim.wanted = UINT32_MAX;
+    claim.outstanding = UINT32_MAX;
+    claim.wait_ms = UINT32_MAX;
+    int fd = join_as_peer(node, HELLO_CHANNEL_CONTROL);
+    claim.taken = taken;
+    claim.n_taken = 1;
+    send_claim(fd, &claim);
+    assert_int_equal(read_slots(fd), SHOAL_PROTOCOL);
+    taken[0] = 0;
+    claim.n_taken = TAKEN; /* the same piece again and again */
+    send_claim(fd, &claim);
+    assert_true(read_slots(fd) > 1);
+    claim.n_taken = 0;
+    for (int i = 0; i < COUNT; i++)
+        send_claim(fd, &claim);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(read_slots(fd) >= 0); /* none waits: it has its share, as it says itself */
+    claim.outstanding = 0;
+    for (int i = 0; i < COUNT; i++) /* each replaces the one before */
+        send_claim(fd, &claim);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(read_slots(fd) >= 0);
+    expect_well(node, receiver, rss);
+    close(fd);
+    expect_well(node, receiver, rss);
+    node_stop_all();
+}
+
+/* One that claims and vanishes without ever asking for news is forgotten, and its share is for others again. */
+static void f26_claims_and_vanishes(void **state)
+{
+    struct node *node, *receiver;
+    int64_t rss = prepare(state, &node, &receiver);
+    char name[] = "model";
+    Shoal__Wire__ClaimRequest claim = SHOAL__WIRE__CLAIM_REQUEST__INIT;
+    claim.name = name;
+    claim.generation = generation_of_model(node);
+    int fd = join_as_named_peer(node, HELLO_CHANNEL_CONTROL, "other:1");
+    send_claim(fd, &claim);
+    assert_int_equal(read_slots(fd), 0);
+    close(fd);
+    claim.wanted = UINT32_MAX;
+    claim.wait_ms = UINT32_MAX;
+    fd = join_as_peer(node, HELLO_CHANNEL_CONTROL);
+    send_claim(fd, &claim);
+    int32_t share = read_slots(fd), now;
+    assert_true(share > 0);
+    WAIT_UNTIL((send_claim(fd, &claim), (now = read_slots(fd)) >= 2 * share));
+    close(fd);
+    expect_well(node, receiver, rss);
+    node_stop_all();
+}
+
 static void f26_silent_connections(void **state)
 {
     enum { COUNT = 200 };
@@ -481,11 +621,19 @@ static void f26_idle_peers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ITEST(f26_bad_handshakes),         ITEST(f26_refused_handshakes_get_a_reason),
-        ITEST(f26_handshake_byte_by_byte), ITEST(f26_bad_control_frames),
-        ITEST(f26_random_control_frames),  ITEST(f26_bad_data_frames),
-        ITEST(f26_flood_of_syncs),         ITEST(f26_slot_hoarders),
-        ITEST(f26_silent_connections),     ITEST(f26_idle_peers),
+        ITEST(f26_bad_handshakes),
+        ITEST(f26_refused_handshakes_get_a_reason),
+        ITEST(f26_handshake_byte_by_byte),
+        ITEST(f26_bad_control_frames),
+        ITEST(f26_random_control_frames),
+        ITEST(f26_bad_data_frames),
+        ITEST(f26_flood_of_syncs),
+        ITEST(f26_slot_hoarders),
+        ITEST(f26_claims_and_never_reads),
+        ITEST(f26_flood_of_claims),
+        ITEST(f26_claims_and_vanishes),
+        ITEST(f26_silent_connections),
+        ITEST(f26_idle_peers),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests_name("hostile", tests, NULL, NULL);

@@ -210,6 +210,26 @@ static void grants_what_does_not_exist(void **state)
     tell_false_news(state, LIAR_MISGRANTS);
 }
 
+static void grants_more_pieces_than_slots(void **state)
+{
+    tell_false_news(state, LIAR_MISCOUNTS);
+}
+
+static void grants_noise(void **state)
+{
+    tell_false_news(state, LIAR_MUMBLES);
+}
+
+/* Claims that are never answered cost nothing but that source. */
+static void never_grants(void **state)
+{
+    struct scene scene;
+    make_scene(*state, LIAR_IGNORES, &scene);
+    pull_all_from_gold(&scene);
+    assert_true(liar_count(scene.liar) < 50);
+    end_scene(&scene);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +249,9 @@ int main(void)
         ITEST(denies),
         ITEST(grants_too_much),
         ITEST(grants_what_does_not_exist),
+        ITEST(grants_more_pieces_than_slots),
+        ITEST(grants_noise),
+        ITEST(never_grants),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests_name("liar", tests, NULL, NULL);

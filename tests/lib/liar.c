@@ -105,7 +105,7 @@ static bool is_about_data(enum liar_lie lie)
 
 static bool is_about_claims(enum liar_lie lie)
 {
-    return lie >= LIAR_DENIES && lie <= LIAR_MISGRANTS;
+    return lie >= LIAR_DENIES && lie <= LIAR_IGNORES;
 }
 
 /* Data channel ----------------------------------------------------------------------------------------------------- */
@@ -222,8 +222,9 @@ static bool answer_status(struct connection *connection, uint64_t id)
 
 static bool answer_claim(struct connection *connection, uint64_t id)
 {
+    static const uint8_t noise[4] = {0xff, 0xff, 0xff, 0xff};
     Shoal__Wire__ClaimResponse response = SHOAL__WIRE__CLAIM_RESPONSE__INIT;
-    uint32_t invented = UINT32_MAX;
+    uint32_t invented = UINT32_MAX, pieces[] = {0, 1};
     uint8_t body[64];
 
     atomic_fetch_add(&connection->liar->count, 1);
@@ -234,6 +235,15 @@ static bool answer_claim(struct connection *connection, uint64_t id)
         response.pieces = &invented;
         response.n_pieces = 1;
     }
+    if (connection->liar->lie == LIAR_MISCOUNTS) {
+        response.slots = 1;
+        response.pieces = pieces;
+        response.n_pieces = 2;
+    }
+    if (connection->liar->lie == LIAR_MUMBLES)
+        return send_body(connection, METHOD_CLAIM, id, noise, sizeof noise);
+    if (connection->liar->lie == LIAR_IGNORES)
+        return true;
     return send_body(connection, METHOD_CLAIM, id, body, shoal__wire__claim_response__pack(&response, body));
 }
 

@@ -28,6 +28,9 @@ enum liar_lie {
     LIAR_DENIES,     /* none, although it has none out */
     LIAR_OVERGRANTS, /* four thousand million */
     LIAR_MISGRANTS,  /* one for a piece that does not exist */
+    LIAR_MISCOUNTS,  /* one, and two pieces for it */
+    LIAR_MUMBLES,    /* bytes that are no message */
+    LIAR_IGNORES,    /* not at all: silence */
     LIAR_LIES_COUNT,
 };
 

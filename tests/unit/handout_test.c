@@ -174,6 +174,88 @@ static void a_claim_can_be_taken_back(void **state)
     handout_destroy(handout);
 }
 
+/* Whatever is taken back, the others keep their places. */
+static void claims_keep_their_order(void **state)
+{
+    (void)state;
+    for (unsigned without = 0; without < 1u << SLOTS; without++) {
+        struct handout *handout = make(false);
+        struct handout_grant grant;
+
+        for (uint32_t i = 0; i < SLOTS; i++)
+            handout_claim(handout, handout_join(handout), 1, 0, 0);
+        for (uint32_t i = 0; i < SLOTS; i++) {
+            if (without >> i & 1)
+                handout_unclaim(handout, i);
+        }
+        for (uint32_t i = 0; i < SLOTS; i++) { /* those come last now */
+            if (without >> i & 1)
+                handout_claim(handout, i, 1, 0, 0);
+        }
+        for (unsigned is_late = 0; is_late < 2; is_late++) {
+            for (uint32_t i = 0; i < SLOTS; i++) {
+                if ((without >> i & 1) != is_late)
+                    continue;
+                assert_true(handout_next(handout, 0, &grant));
+                assert_int_equal(grant.receiver, i);
+            }
+        }
+        assert_false(handout_next(handout, 0, &grant));
+        handout_destroy(handout);
+    }
+}
+
+/* One that was stopped for an hour and goes on must not make the source patient with others for hours. */
+static void a_long_silence_is_not_usual(void **state)
+{
+    enum { HOUR_MS = 3600000 };
+    struct handout *handout = make(false);
+    uint32_t sleeper = handout_join(handout), silent, other;
+    struct handout_grant grant;
+
+    (void)state;
+    handout_claim(handout, sleeper, SLOTS, 0, 0);
+    assert_true(handout_next(handout, 0, &grant));
+    handout_claim(handout, sleeper, 0, 0, HOUR_MS);
+    handout_leave(handout, sleeper);
+    silent = handout_join(handout);
+    handout_claim(handout, silent, SLOTS, 0, HOUR_MS);
+    assert_true(handout_next(handout, HOUR_MS, &grant));
+    other = handout_join(handout);
+    handout_claim(handout, other, 1, 0, HOUR_MS);
+    assert_false(handout_next(handout, HOUR_MS + 1000, &grant));
+    assert_true(handout_next(handout, HOUR_MS + 2100, &grant));
+    assert_int_equal(grant.receiver, other);
+    handout_destroy(handout);
+}
+
+/* Receivers of a payload of very many pieces: those for whom there is no memory for notes are served all the same. */
+static void notes_are_bounded(void **state)
+{
+    struct handout_config config = {.piece_count = 262144, .piece_bytes = 1 << 18, .slots = 4096, .chooses = true};
+    uint32_t with_notes = HANDOUT_NOTES_MAX_BYTES / (262144 / 8 + 8);
+    struct handout *handout;
+    struct handout_grant grant;
+
+    (void)state;
+    assert_int_equal(handout_create(&config, &handout), SHOAL_OK);
+    for (uint32_t i = 0; i < HANDOUT_RECEIVERS_MAX; i++)
+        assert_int_equal(handout_join(handout), i);
+    assert_int_equal(handout_join(handout), HANDOUT_NONE);
+    assert_int_not_equal(one_piece(handout, with_notes - 1, 0), HANDOUT_NONE);
+    assert_int_equal(one_piece(handout, with_notes, 0), HANDOUT_NONE);
+    assert_true(handout_taken(handout, with_notes, 7));
+    assert_false(handout_taken(handout, with_notes, 262144));
+    handout_leave(handout, with_notes); /* gives no notes back */
+    assert_int_equal(handout_join(handout), with_notes);
+    assert_int_equal(one_piece(handout, with_notes, 0), HANDOUT_NONE);
+    handout_leave(handout, 0);
+    assert_int_equal(handout_join(handout), 0);
+    assert_int_not_equal(one_piece(handout, 0, 0), HANDOUT_NONE);
+    assert_false(handout_next(handout, 0, &grant));
+    handout_destroy(handout);
+}
+
 /* Receivers come, claim, report and leave at random, and lie about what is outstanding; the slots that are out never
  * exceed the limit by more than what the silent ones hold, and whoever claims is served in the end. */
 static void any_course_of_events_serves_everybody(void **state)
@@ -239,6 +321,9 @@ int main(void)
         cmocka_unit_test(a_lone_receiver_may_use_all_slots),
         cmocka_unit_test(who_says_nothing_holds_no_slot),
         cmocka_unit_test(a_claim_can_be_taken_back),
+        cmocka_unit_test(claims_keep_their_order),
+        cmocka_unit_test(a_long_silence_is_not_usual),
+        cmocka_unit_test(notes_are_bounded),
         cmocka_unit_test(any_course_of_events_serves_everybody),
     };
     return cmocka_run_group_tests_name("handout", tests, NULL, NULL);

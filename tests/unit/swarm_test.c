@@ -104,6 +104,66 @@ static void a_choosing_source_decides(void **state)
     swarm_destroy(swarm);
 }
 
+/* A claim and the answer to it: whether it is believed. */
+static bool is_believed(struct swarm *swarm, uint32_t source, uint32_t more_slots, uint32_t piece, uint32_t count)
+{
+    uint32_t claimed, wanted, outstanding, pieces[SWARM_CLAIM_MAX + 1];
+
+    for (uint32_t i = 0; i < count; i++)
+        pieces[i] = piece;
+    assert_true(swarm_next_claim(swarm, 0, &claimed, &wanted, &outstanding));
+    assert_int_equal(claimed, source);
+    return swarm_claimed(swarm, source, wanted + more_slots, pieces, count);
+}
+
+static void nonsense_is_not_believed(void **state)
+{
+    (void)state;
+    for (unsigned lie = 0; lie < 5; lie++) {
+        struct swarm *swarm = make(PIECES, 5);
+        uint32_t gold = swarm_source_add(swarm, true), source, piece;
+        bool result = lie == 0   ? is_believed(swarm, gold, 0, 1, 2) /* no lie */
+                      : lie == 1 ? is_believed(swarm, gold, 0, PIECES, 1)
+                      : lie == 2 ? is_believed(swarm, gold, 0, 1, SWARM_CLAIM_MAX + 1)
+                      : lie == 3 ? is_believed(swarm, gold, 1, 1, 1)
+                                 : is_believed(swarm, gold, UINT32_MAX - SWARM_CLAIM_MAX, 1, 1);
+
+        assert_int_equal(result, lie == 0);
+        assert_int_equal(swarm_next(swarm, 0, &source, &piece), lie == 0);
+        swarm_destroy(swarm);
+    }
+}
+
+/* Also not if it says that we shall fetch them. */
+static void a_source_is_not_asked_for_what_it_lacks(void **state)
+{
+    struct swarm *swarm = make(PIECES, 6);
+    uint32_t partial = swarm_source_add(swarm, false), source, piece;
+
+    (void)state;
+    assert_true(swarm_source_has(swarm, partial, 3));
+    assert_true(is_believed(swarm, partial, 0, 4, 2));
+    assert_true(swarm_next(swarm, 0, &source, &piece));
+    assert_int_equal(piece, 3);
+    assert_false(swarm_next(swarm, 0, &source, &piece));
+    swarm_destroy(swarm);
+}
+
+/* It is asked for no more than the window then, as any other. */
+static void a_source_that_does_not_choose_is_not_asked_to(void **state)
+{
+    struct swarm *swarm = make(PIECES, 7);
+    uint32_t gold = swarm_source_add(swarm, true), source, piece, taken[8];
+
+    (void)state;
+    assert_true(is_believed(swarm, gold, 0, 0, 0));
+    while (swarm_next(swarm, 0, &source, &piece))
+        ;
+    swarm_have(swarm, piece == 9 ? 10 : 9);
+    assert_int_equal(swarm_taken(swarm, gold, taken, 8), 0);
+    swarm_destroy(swarm);
+}
+
 static void what_is_not_wanted_is_given_back(void **state)
 {
     struct swarm *swarm = make(1, 3);
@@ -361,6 +421,9 @@ int main(void)
         cmocka_unit_test(nothing_is_asked_without_a_slot),
         cmocka_unit_test(one_source_gives_every_piece_once),
         cmocka_unit_test(a_choosing_source_decides),
+        cmocka_unit_test(nonsense_is_not_believed),
+        cmocka_unit_test(a_source_is_not_asked_for_what_it_lacks),
+        cmocka_unit_test(a_source_that_does_not_choose_is_not_asked_to),
         cmocka_unit_test(what_is_not_wanted_is_given_back),
         cmocka_unit_test(a_growing_source_gives_what_it_has),
         cmocka_unit_test(the_rarest_comes_first),
