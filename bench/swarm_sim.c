@@ -13,26 +13,27 @@
 #include "base/random.h"
 #include "lib/bench.h"
 #include "swarm/handout.h"
+#include "swarm/news.h"
 #include "swarm/swarm.h"
 
 #define NS_PER_MS 1000000LL
-/* As in src/store/serve.c. */
-#define NEWS_DELAY_MIN_MS 10u
-#define NEWS_DELAY_MAX_MS 40u
-#define NEWS_FIRST_PIECES 16u
-#define NEWS_BATCH 64u
+#define NEWS_LAST_PIECES 64u      /* src/store/pull_fetch.c: URGENT_LAST_PIECES */
 #define TICK_NS (200 * NS_PER_MS) /* src/store/pull.c */
 #define HANDOUT_TICK_NS (100 * NS_PER_MS)
+#define GIVE_UP_COPIES 100
 #define TAKEN_MAX 4096u
-/* Sizes of messages, about: frame, name of the payload, generation, TCP and IP; and per piece number. */
-#define MESSAGE_BYTES 140u
+/* Sizes of messages with the headers of frame, TCP and IP, for a payload name of 16 bytes; and per piece number. */
+#define OPEN_BYTES 400u /* both ways */
+#define SYNC_BYTES 202u /* both ways */
+#define CLAIM_BYTES 110u
+#define GRANT_BYTES 80u
+#define READ_BYTES 130u /* request, and header of the answer */
 #define PIECE_NUMBER_BYTES 2u
 
 static unsigned nodes = 8, pieces = 1024, degree = 32, seed = 1;
 static uint64_t rate_bps = 400000000, piece_bytes = 256 << 10;
-static unsigned latency_us = 200, out_min, gold_out;
-static unsigned slow_percent, slow_factor = 4, kill_percent, join_spread_ms, late;
-static unsigned gold_leaves_percent;
+static unsigned latency_us = 200, slots;
+static unsigned slow_percent, slow_factor = 4, kill_percent, join_spread_ms, late, gold_leaves_percent;
 static bool is_verbose;
 
 /* --- events: a binary heap by time, then by order of creation --- */
@@ -136,14 +137,16 @@ struct node {
     uint32_t *have; /* owned: verified pieces in order */
     uint32_t have_count, told_count;
     uint8_t *flight; /* owned: per piece, which request is the valid one */
-    bool is_news_due, is_dead, is_done;
+    bool is_dead, is_done;
+    struct swarm_news news;
+    int64_t news_at_ns;     /* 0: none are due */
     int64_t up_ns, down_ns; /* per piece */
     int64_t up_free_ns, down_free_ns;
     int64_t joined_ns, done_ns;
     uint64_t sent;
     struct handout *handout; /* its slots */
     struct edge *receivers;  /* owned: by number in the handout */
-    uint32_t receiver_capacity;
+    uint32_t receiver_count, receiver_capacity;
     bool is_handout_tick_due;
 };
 
@@ -152,6 +155,7 @@ static struct random dice;
 static uint64_t control_bytes, wasted;
 static uint32_t left_count;
 static uint64_t gold_limit;
+static uint32_t late_joined;
 
 static void edge_add(struct edge **edges, uint32_t *count, uint32_t *capacity, struct edge edge)
 {
@@ -178,7 +182,7 @@ static void request(uint32_t number, uint32_t source, uint32_t piece)
         start = peer->up_free_ns;
     peer->up_free_ns = start + peer->up_ns;
     peer->sent++;
-    control_bytes += MESSAGE_BYTES;
+    control_bytes += READ_BYTES;
     event_add((struct event){.kind = EVENT_SENT,
                              .at_ns = peer->up_free_ns,
                              .start_ns = start,
@@ -197,7 +201,7 @@ static void claim(uint32_t number, uint32_t source, uint32_t wanted, uint32_t ou
     *claim = (struct claim){.wanted = wanted, .outstanding = outstanding};
     claim->count = swarm_taken(all[number].swarm, source, claim->pieces, TAKEN_MAX);
     claim = realloc(claim, sizeof *claim + claim->count * sizeof *claim->pieces);
-    control_bytes += MESSAGE_BYTES + claim->count * PIECE_NUMBER_BYTES;
+    control_bytes += CLAIM_BYTES + claim->count * PIECE_NUMBER_BYTES;
     event_add((struct event){
         .kind = EVENT_CLAIM, .at_ns = now_ns + latency_ns(), .node = number, .peer = source, .claim = claim});
 }
@@ -220,7 +224,7 @@ static struct handout *make_handout(bool chooses)
 {
     struct handout_config config = {.piece_count = pieces,
                                     .piece_bytes = piece_bytes,
-                                    .slots = chooses ? gold_out : out_min,
+                                    .slots = slots,
                                     .chooses = chooses,
                                     .seed = random_next(&dice)};
     struct handout *handout;
@@ -246,14 +250,15 @@ static void source_connect(uint32_t number, uint32_t peer_number)
     if (edge.number != node->source_count)
         bench_die("sources are numbered in order");
     edge_add(&node->sources, &node->source_count, &node->source_capacity, edge);
-    while (peer->receiver_capacity <= edge.handout_number)
-        edge_add(&peer->receivers, &peer->receiver_capacity, &(uint32_t){peer->receiver_capacity}, (struct edge){0});
     edge.node = number;
-    peer->receivers[edge.handout_number] = edge;
+    if (edge.handout_number < peer->receiver_count)
+        peer->receivers[edge.handout_number] = edge;
+    else /* numbers are given in order */
+        edge_add(&peer->receivers, &peer->receiver_count, &peer->receiver_capacity, edge);
     edge_add(&peer->subscribers, &peer->subscriber_count, &peer->subscriber_capacity, edge);
     for (uint32_t i = 0; i < peer->told_count && !peer->is_done; i++)
         swarm_source_has(node->swarm, edge.number, peer->have[i]);
-    control_bytes += 2 * MESSAGE_BYTES;
+    control_bytes += OPEN_BYTES;
 }
 
 static void join(uint32_t number)
@@ -296,7 +301,7 @@ static void handout_run(uint32_t number)
             bench_die("out of memory");
         *answer = (struct claim){.count = grant.piece_count, .slots = grant.slots};
         memcpy(answer->pieces, grant.pieces, grant.piece_count * sizeof *grant.pieces);
-        control_bytes += MESSAGE_BYTES + grant.piece_count * PIECE_NUMBER_BYTES;
+        control_bytes += GRANT_BYTES + grant.piece_count * PIECE_NUMBER_BYTES;
         event_add((struct event){.kind = EVENT_GRANT,
                                  .at_ns = now_ns + latency_ns(),
                                  .node = node->receivers[grant.receiver].node,
@@ -325,7 +330,7 @@ static void on_claim(const struct event *event)
         struct claim *refusal = calloc(1, sizeof *refusal);
         if (!refusal)
             bench_die("out of memory");
-        control_bytes += MESSAGE_BYTES;
+        control_bytes += GRANT_BYTES;
         event_add((struct event){.kind = EVENT_GRANT,
                                  .at_ns = now_ns + latency_ns(),
                                  .node = event->node,
@@ -398,7 +403,8 @@ static void news(uint32_t number)
 {
     struct node *node = &all[number];
 
-    node->is_news_due = false;
+    node->news_at_ns = 0;
+    swarm_news_told(&node->news, node->subscriber_count);
     for (uint32_t i = 0; i < node->subscriber_count; i++) {
         struct node *peer = &all[node->subscribers[i].node];
         if (!peer->swarm || peer->is_done)
@@ -407,28 +413,22 @@ static void news(uint32_t number)
             swarm_source_has_all(peer->swarm, node->subscribers[i].number);
         for (uint32_t j = node->told_count; j < node->have_count; j++)
             swarm_source_has(peer->swarm, node->subscribers[i].number, node->have[j]);
-        control_bytes += 2 * MESSAGE_BYTES + (node->have_count - node->told_count) * PIECE_NUMBER_BYTES;
+        control_bytes += SYNC_BYTES + (node->have_count - node->told_count) * PIECE_NUMBER_BYTES;
         schedule(node->subscribers[i].node);
     }
     node->told_count = node->have_count;
 }
 
-static int64_t news_delay_ns(const struct node *node)
+static void progress(void)
 {
-    uint32_t delay_ms = node->subscriber_count;
-
-    if (node->have_count <= NEWS_FIRST_PIECES)
-        return 0;
-    if (delay_ms < NEWS_DELAY_MIN_MS)
-        delay_ms = NEWS_DELAY_MIN_MS;
-    if (delay_ms > NEWS_DELAY_MAX_MS)
-        delay_ms = NEWS_DELAY_MAX_MS;
-    return delay_ms * NS_PER_MS;
+    if (is_verbose)
+        fprintf(stderr, "%.3f s: %u receivers are not complete\n", (double)now_ns / 1e9, left_count);
 }
 
 static void on_arrived(const struct event *event)
 {
     struct node *node = &all[event->node];
+    int64_t due_ns;
 
     if (!node->swarm || node->is_done || node->flight[event->piece] != event->flight ||
         node->sources[event->peer].node == UINT32_MAX) {
@@ -442,17 +442,25 @@ static void on_arrived(const struct event *event)
         node->is_done = true;
         node->done_ns = now_ns;
         left_count--;
-        if (is_verbose && left_count % 1000 == 0)
-            fprintf(stderr, "%u left at %.3f s\n", left_count, (double)now_ns / 1e9);
+        if (left_count % 1000 == 0)
+            progress();
+        if (!left_count && late_joined < late) {
+            left_count = 1;
+            event_add((struct event){.kind = EVENT_JOIN, .at_ns = now_ns, .node = nodes + ++late_joined});
+        }
     } else {
         schedule(event->node);
     }
-    if (!node->is_news_due || node->have_count - node->told_count >= NEWS_BATCH || node->is_done) {
-        bool is_now = node->have_count - node->told_count >= NEWS_BATCH || node->is_done;
-        node->is_news_due = true;
-        event_add((struct event){.kind = EVENT_NEWS,
-                                 .at_ns = now_ns + latency_ns() + (is_now ? 0 : news_delay_ns(node)),
-                                 .node = event->node});
+    due_ns = swarm_news_add(&node->news, piece_bytes, node->subscriber_count,
+                            node->is_done || swarm_is_rare(node->swarm, event->piece) ||
+                                node->have_count + NEWS_LAST_PIECES >= pieces,
+                            now_ns / NS_PER_MS) *
+             NS_PER_MS;
+    if (due_ns < now_ns || node->is_done)
+        due_ns = now_ns;
+    if (!node->news_at_ns || due_ns + latency_ns() < node->news_at_ns) {
+        node->news_at_ns = due_ns + latency_ns();
+        event_add((struct event){.kind = EVENT_NEWS, .at_ns = node->news_at_ns, .node = event->node});
     }
 }
 
@@ -468,18 +476,16 @@ static void tick(uint32_t number)
         swarm_failed(node->swarm, source, piece);
     }
     schedule(number);
-    if (is_verbose && number == 3)
-        fprintf(stderr, "t %.3f done %u inflight %u missing %u  gold %lu avgsrvq %.1f\n", (double)now_ns / 1e9,
-                swarm_done_count(node->swarm), swarm_in_flight_count(node->swarm), swarm_missing_count(node->swarm),
-                all[0].sent, (double)(all[0].up_free_ns - now_ns) / (double)all[0].up_ns);
     event_add((struct event){.kind = EVENT_TICK, .at_ns = now_ns + TICK_NS, .node = number});
 }
 
 static void run(void)
 {
+    int64_t give_up_ns = GIVE_UP_COPIES * all[0].up_ns * pieces;
     struct event event;
 
-    while (left_count && event_next(&event)) {
+    /* Receivers may wait for ever for what has left with others. */
+    while (left_count && event_next(&event) && event.at_ns < give_up_ns) {
         now_ns = event.at_ns;
         switch ((enum event_kind)event.kind) {
         case EVENT_JOIN:
@@ -492,7 +498,7 @@ static void run(void)
             on_arrived(&event);
             break;
         case EVENT_NEWS:
-            if (!all[event.node].is_dead && all[event.node].is_news_due)
+            if (!all[event.node].is_dead && all[event.node].news_at_ns == event.at_ns)
                 news(event.node);
             break;
         case EVENT_CLAIM:
@@ -532,14 +538,16 @@ static void setup(void)
     all[0].is_done = true;
     all[0].handout = make_handout(true);
     all[0].up_ns = all[0].down_ns = piece_ns;
-    for (uint32_t i = 1; i <= nodes; i++) {
+    for (uint32_t i = 1; i <= nodes + late; i++) {
         struct node *node = &all[i];
-        bool is_slow = slow_percent && (i - 1) * 100 < nodes * slow_percent;
+        bool is_slow = i <= nodes && slow_percent && (i - 1) * 100 < nodes * slow_percent;
         node->up_ns = node->down_ns = is_slow ? piece_ns * slow_factor : piece_ns;
         node->have = calloc(pieces, sizeof *node->have);
         node->flight = calloc(pieces, sizeof *node->flight);
         if (!node->have || !node->flight)
             bench_die("out of memory");
+        if (i > nodes)
+            continue;
         event_add((struct event){.kind = EVENT_JOIN,
                                  .at_ns = join_spread_ms ? (int64_t)random_below(&dice, join_spread_ms) * NS_PER_MS : 0,
                                  .node = i});
@@ -557,6 +565,34 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Sorted times of the receivers first..last that have finished, in copies' times; owned by the caller. */
+static uint32_t collect(uint32_t first, uint32_t last, bool quick_only, double unit, double **times_out)
+{
+    double *times = calloc((size_t)nodes + late + 1, sizeof *times);
+    uint32_t count = 0;
+
+    if (!times)
+        bench_die("out of memory");
+    for (uint32_t i = first; i <= last; i++) {
+        const struct node *node = &all[i];
+        if (node->is_done && !(quick_only && node->down_ns > all[0].down_ns))
+            times[count++] = (double)(node->done_ns - node->joined_ns) / 1e9 / unit;
+    }
+    qsort(times, count, sizeof *times, compare);
+    *times_out = times;
+    return count;
+}
+
+static double copies_of_gold(void)
+{
+    return (double)all[0].sent / pieces;
+}
+
+static double control_percent(uint32_t finished)
+{
+    return 100.0 * (double)control_bytes / ((double)pieces * finished * (double)piece_bytes);
+}
+
 int main(int argc, char **argv)
 {
     const struct bench_option options[] = {
@@ -567,19 +603,19 @@ int main(int argc, char **argv)
         {"rate", BENCH_SIZE, &rate_bps, 1000, (uint64_t)1 << 40, "of every link, bit/s"},
         {"piece-size", BENCH_SIZE, &piece_bytes, 1, 1 << 30, "bytes"},
         {"latency-us", BENCH_COUNT, &latency_us, 0, 1000000, "one way"},
-        {"out", BENCH_COUNT, &out_min, 0, 1024, "pieces that the gold hands out at a time, at least"},
-        {"gold-out", BENCH_COUNT, &gold_out, 0, 1024, "x"},
+        {"slots", BENCH_COUNT, &slots, 0, 1024, "upload slots of a source at least; 0: as in production"},
         {"slow-percent", BENCH_COUNT, &slow_percent, 0, 100, "of the receivers have slow links"},
         {"slow-factor", BENCH_COUNT, &slow_factor, 1, 1000, "how much slower"},
         {"kill-percent", BENCH_COUNT, &kill_percent, 0, 100, "of the receivers die at a random moment"},
         {"join-spread-ms", BENCH_COUNT, &join_spread_ms, 0, 10000000, "receivers arrive at random within this time"},
         {"gold-leaves", BENCH_COUNT, &gold_leaves_percent, 0, 100000,
          "the gold leaves after so many percent of a copy; 0: it stays"},
+        {"late", BENCH_COUNT, &late, 0, 1000, "more receivers, one after the other, when the others are complete"},
         {"verbose", BENCH_FLAG, &is_verbose, 0, 0, "progress on stderr"},
         {NULL, BENCH_FLAG, NULL, 0, 0, NULL},
     };
-    double start_s, unit, bound, *times, last = 0;
-    uint32_t count = 0;
+    double start_s, unit, bound, *times, *quick, *late_times;
+    uint32_t count, quick_count, late_count;
 
     bench_options(argc, argv, "swarm-sim", "the production schedule under simulated links and clock", options);
     start_s = bench_now_s();
@@ -587,32 +623,34 @@ int main(int argc, char **argv)
     run();
     unit = (double)(piece_bytes * 8) / (double)rate_bps * pieces + 2e-6 * latency_us;
     bound = (pieces - 1 + ceil(log2(nodes + 1))) / pieces;
-    times = calloc(nodes, sizeof *times);
-    if (is_verbose)
-        for (uint32_t i = 1; i <= nodes; i += nodes > 32 ? nodes / 32 : 1)
-            fprintf(stderr, "%u done %.3f sent %.3f subs %u srcs %u\n", i, (double)all[i].done_ns / 1e9 / unit,
-                    (double)all[i].sent / pieces, all[i].subscriber_count, all[i].source_count);
-    for (uint32_t i = 1; i <= nodes; i++) {
-        if (all[i].is_done)
-            times[count++] = (double)(all[i].done_ns - all[i].joined_ns) / 1e9;
-    }
+    count = collect(1, nodes, false, unit, &times);
+    quick_count = collect(1, nodes, true, unit, &quick);
+    late_count = collect(nodes + 1, nodes + late, false, unit, &late_times);
     if (!count)
         bench_die("no receiver finished");
-    qsort(times, count, sizeof *times, compare);
-    last = times[count - 1];
-    printf("%u receivers (%u finished), %u pieces of %llu KiB, degree %u, one copy %.3f s\n", nodes, count, pieces,
-           (unsigned long long)(piece_bytes >> 10), degree, unit);
-    printf("receiver: first %.4f, median %.4f, last %.4f copies' time; lower bound %.4f\n", times[0] / unit,
-           times[count / 2] / unit, last / unit, bound);
-    printf("gold sent %.3f copies; %.4f %% of the bytes arrived in vain; control %.3f %% of the payload bytes\n",
-           (double)all[0].sent / pieces, 100.0 * (double)wasted / ((double)pieces * count),
-           100.0 * (double)control_bytes / ((double)pieces * count * (double)piece_bytes));
+    printf("%u receivers (%u finished), %u pieces of %llu KiB, degree %u; one copy takes %.3f s\n", nodes, count,
+           pieces, (unsigned long long)(piece_bytes >> 10), degree, unit);
+    printf("in copies' times: first %.4f, median %.4f, last %.4f; lower bound %.4f\n", times[0], times[count / 2],
+           times[count - 1], bound);
+    if (slow_percent && quick_count)
+        printf("those with quick links: median %.4f, last %.4f\n", quick[quick_count / 2], quick[quick_count - 1]);
+    if (late_count)
+        printf("%u latecomers: last %.4f\n", late_count, late_times[late_count - 1]);
+    printf("the gold sent %.3f copies; %.3f %% of the pieces arrived in vain; control traffic %.3f %% of the payload\n",
+           copies_of_gold(), 100.0 * (double)wasted / ((double)pieces * count), control_percent(count));
     printf("simulated in %.1f s\n", bench_now_s() - start_s);
-    printf("{\"bench\":\"swarm-sim\",\"stretch\":%.4f,\"nodes\":%u,\"pieces\":%u,\"degree\":%u,\"seed\":%u,"
-           "\"finished\":%u,\"median\":%.4f,\"bound\":%.4f,\"gold_copies\":%.3f,\"control_percent\":%.3f}\n",
-           last / unit, nodes, pieces, degree, seed, count, times[count / 2] / unit, bound,
-           (double)all[0].sent / pieces,
-           100.0 * (double)control_bytes / ((double)pieces * count * (double)piece_bytes));
+    printf("{\"bench\":\"swarm-sim\",\"stretch\":%.4f,\"nodes\":%u,\"finished\":%u,\"pieces\":%u,\"degree\":%u,"
+           "\"seed\":%u,"
+           "\"median\":%.4f,\"bound\":%.4f,\"gold_copies\":%.3f,\"control_percent\":%.3f",
+           times[count - 1], nodes, count, pieces, degree, seed, times[count / 2], bound, copies_of_gold(),
+           control_percent(count));
+    if (slow_percent && quick_count)
+        printf(",\"quick_stretch\":%.4f", quick[quick_count - 1]);
+    if (late_count)
+        printf(",\"late_stretch\":%.4f", late_times[late_count - 1]);
+    printf("}\n");
+    free(late_times);
+    free(quick);
     free(times);
     return 0;
 }

@@ -591,7 +591,7 @@ static void set_payload_on_loop(void *arg)
 
     args->pull->payload = args->payload;
     for (uint32_t i = 0; i < args->pull->early_count; i++)
-        serve_piece_verified(args->payload, args->pull->early[i]);
+        serve_piece_verified(args->payload, args->pull->early[i], true);
     args->pull->early_count = 0;
 }
 

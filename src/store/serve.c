@@ -14,12 +14,6 @@
 #define LOG_MODULE "store"
 #include "base/log.h"
 
-/* How long news may wait for more: the more there are who want to know, the longer, so that telling them stays cheap.
- * The first pieces are told at once: until then the receivers have nothing to exchange. */
-#define NEWS_DELAY_MIN_MS 10
-#define NEWS_DELAY_MAX_MS 40
-#define NEWS_FIRST_PIECES 16u
-#define NEWS_BATCH 64u  /* pieces that are sent at once */
 #define NEWS_MAX 65536u /* pieces in one answer */
 #define SYNC_WAIT_MAX_MS 30000
 
@@ -152,15 +146,12 @@ static bool waiter_has_news(const struct waiter *waiter)
     return !waiter->payload->is_complete && waiter->payload->have_count > waiter->position;
 }
 
-static int64_t news_delay_ms(const struct payload *payload)
+/* When the waiter is to be answered. News that others heard while it was not waiting are due. */
+static int64_t due_of(const struct waiter *waiter)
 {
-    int64_t delay_ms = (int64_t)payload->waiter_count;
-
-    if (payload->have_count <= NEWS_FIRST_PIECES)
-        return 0;
-    return delay_ms < NEWS_DELAY_MIN_MS   ? NEWS_DELAY_MIN_MS
-           : delay_ms < NEWS_DELAY_MAX_MS ? delay_ms
-                                          : NEWS_DELAY_MAX_MS;
+    if (!waiter_has_news(waiter))
+        return waiter->until_ms;
+    return waiter->payload->news.pending ? waiter->payload->news.due_ms : 0;
 }
 
 static void arm_waiter_timer(struct payload *payload)
@@ -168,23 +159,31 @@ static void arm_waiter_timer(struct payload *payload)
     int64_t now = clock_now_ms(), first = DEADLINE_NONE;
 
     LIST_FOR_EACH (waiter, &payload->waiters, struct waiter, node)
-        first = deadline_min(first, waiter_has_news(waiter) ? now + news_delay_ms(payload) : waiter->until_ms);
+        first = deadline_min(first, due_of(waiter));
     if (first == DEADLINE_NONE)
         loop_timer_stop(&payload->waiter_timer);
     else
-        loop_timer_start(&payload->waiter_timer, first - now);
+        loop_timer_start(&payload->waiter_timer, first > now ? first - now : 0);
+}
+
+static void answer_due(struct payload *payload)
+{
+    int64_t now = clock_now_ms();
+    uint32_t listeners = payload->waiter_count;
+    bool is_telling = payload->news.pending && payload->news.due_ms <= now;
+
+    LIST_FOR_EACH_SAFE (waiter, &payload->waiters, struct waiter, node) {
+        if (payload->is_complete || due_of(waiter) <= now)
+            waiter_answer(waiter);
+    }
+    if (is_telling)
+        swarm_news_told(&payload->news, listeners);
+    arm_waiter_timer(payload);
 }
 
 static void on_waiter_timer(void *arg)
 {
-    struct payload *payload = arg;
-    int64_t now = clock_now_ms();
-
-    LIST_FOR_EACH_SAFE (waiter, &payload->waiters, struct waiter, node) {
-        if (waiter_has_news(waiter) || waiter->until_ms <= now)
-            waiter_answer(waiter);
-    }
-    arm_waiter_timer(payload);
+    answer_due(arg);
 }
 
 static void on_waiter_abort(struct rpc_request *request)
@@ -250,7 +249,7 @@ static void on_sync(void *arg, struct rpc_request *request)
     request->arg = waiter;
     list_push_back(&payload->waiters, &waiter->node);
     payload->waiter_count++;
-    if ((payload->is_complete && !knows_all) || payload->have_count - waiter->position >= NEWS_BATCH)
+    if (payload->is_complete && !knows_all)
         waiter_answer(waiter);
     arm_waiter_timer(payload);
 out:
@@ -300,21 +299,19 @@ void serve_starving(struct payload *payload, bool is_starving)
         arm_waiter_timer(payload);
 }
 
-void serve_piece_verified(struct payload *payload, uint32_t piece)
+void serve_piece_verified(struct payload *payload, uint32_t piece, bool is_urgent)
 {
-    bool had_news = false;
+    int64_t due_ms = payload->news.due_ms, now = clock_now_ms();
+    bool is_first = !payload->news.pending;
 
     payload->have_bits[piece / 64] |= UINT64_C(1) << (piece % 64);
     payload->have_log[payload->have_count++] = piece;
     if (payload->have_count == payload->layout.piece_count)
         payload->is_complete = true;
-    LIST_FOR_EACH_SAFE (waiter, &payload->waiters, struct waiter, node) {
-        if (payload->is_complete || payload->have_count - waiter->position >= NEWS_BATCH)
-            waiter_answer(waiter);
-        else
-            had_news |= payload->have_count - waiter->position > 1;
-    }
-    if (!had_news) /* else the timer runs already */
+    swarm_news_add(&payload->news, payload->layout.piece_size, payload->waiter_count, is_urgent, now);
+    if (payload->is_complete || payload->news.due_ms <= now)
+        answer_due(payload);
+    else if (is_first || payload->news.due_ms != due_ms)
         arm_waiter_timer(payload);
 }
 

@@ -22,6 +22,7 @@
 #include "store/layout.h"
 #include "store/manifest.h"
 #include "store/receivers.h"
+#include "swarm/news.h"
 
 enum store_method { STORE_METHOD_OPEN = 1, STORE_METHOD_SYNC = 2, STORE_METHOD_STATUS = 3, STORE_METHOD_CLAIM = 4 };
 
@@ -102,6 +103,7 @@ struct payload {
     uint32_t have_count;
     struct list waiters; /* struct waiter in serve.c */
     uint32_t waiter_count;
+    struct swarm_news news;
     struct loop_timer waiter_timer;
     bool has_waiter_timer;
     struct receivers receivers;
@@ -142,7 +144,8 @@ struct payload *serve_find_any(struct shoal_store *store, const char *name);
 void serve_install(struct shoal_store *store);                                     /* any thread, once */
 enum shoal_status serve_start(struct payload *payload, struct shoal_error *error); /* not on the loop */
 void serve_stop(struct payload *payload);                                          /* not on the loop */
-void serve_piece_verified(struct payload *payload, uint32_t piece);
+/* is_urgent: others should hear of it soon. */
+void serve_piece_verified(struct payload *payload, uint32_t piece, bool is_urgent);
 void serve_starving(struct payload *payload, bool is_starving);
 uint32_t serve_pieces_have(const struct payload *payload);
 /* One payload as shoal_served_info, through the loop. Not on the loop. */

@@ -9,8 +9,8 @@
 #define SAMPLE 32u /* candidates compared for rarity per choice */
 #define RECEIVER_SLOTS_MIN 1u
 /* Out at a time at least; from bench/swarm_sim.c. */
-#define SLOTS_MIN 10u
-#define SLOTS_MIN_BYTES (10u * 256 << 10)
+#define SLOTS_MIN 12u
+#define SLOTS_MIN_BYTES (12u * 256 << 10)
 #define OUT_LIMIT_MAX 1024u   /* slots */
 #define OUT_TARGET_MS 20      /* what is out should be served within this time at the present rate */
 #define RATE_WINDOW_MS 50     /* over which the rate is measured */

@@ -29,7 +29,7 @@ struct handout;
 struct handout_config {
     uint32_t piece_count;
     uint64_t piece_bytes; /* nominal size */
-    uint32_t slots; /* out at a time, at least; 0: 10 or 2.5 MiB of pieces, whichever is more. Grows with the rate */
+    uint32_t slots; /* out at a time, at least; 0: 12 or 3 MiB of pieces, whichever is more. Grows with the rate */
     bool chooses;   /* it has every piece */
     uint64_t seed;
 };

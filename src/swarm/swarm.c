@@ -13,6 +13,7 @@
 #define WINDOW_TARGET_MS 20 /* what is in flight should arrive within this time at the present rate */
 #define RATE_WINDOW_MS 20   /* over which the rate is measured, at least */
 #define CLAIM_MIN 2u        /* slots at a source, so that one piece comes while the next is asked for */
+#define RARE_SHARE 8u       /* rare: fewer than one source in so many has it */
 #define STALL_MS_DEFAULT 2000
 #define AVOID_STALLED_MS 5000
 #define STALL_SERVICE_TIMES 4  /* silent for so many usual service times: stalled */
@@ -359,7 +360,7 @@ bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint3
     uint32_t offset = swarm->source_count ? (uint32_t)random_below(&swarm->random, swarm->source_count) : 0;
 
     for (uint32_t i = 0; i < swarm->source_count; i++) {
-        uint32_t number = (i + offset) % swarm->source_count;
+        uint32_t number = i + offset < swarm->source_count ? i + offset : i + offset - swarm->source_count;
         struct source *source = &swarm->sources[number];
 
         while (source->slots) {
@@ -386,10 +387,22 @@ bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint3
 
 /* --- claims --- */
 
+/* Whether it offers something that is missing. */
 static bool is_interesting(struct swarm *swarm, struct source *source, int64_t now_ms)
 {
-    return swarm->missing_count && source_is_ready(source, now_ms) && (source->has_all || source->candidate_count) &&
-           choose_piece(swarm, source) != SWARM_NONE;
+    uint32_t *list = source->has_all ? swarm->missing : source->candidates;
+    uint32_t count = source->has_all ? swarm->missing_count : source->candidate_count;
+
+    if (!swarm->missing_count || !source_is_ready(source, now_ms))
+        return false;
+    while (count-- > 0) {
+        uint32_t piece = list[count];
+        if (swarm->state[piece] == PIECE_MISSING && !bit_is_set(source->lacks, piece))
+            return true;
+        if (!source->has_all && swarm->state[piece] == PIECE_DONE)
+            list[count] = list[--source->candidate_count];
+    }
+    return false;
 }
 
 /* How many slots we would like to have at the source, those in use included. */
@@ -411,7 +424,7 @@ bool swarm_next_claim(struct swarm *swarm, int64_t now_ms, uint32_t *source_out,
     uint32_t offset = swarm->source_count ? (uint32_t)random_below(&swarm->random, swarm->source_count) : 0;
 
     for (uint32_t i = 0; i < swarm->source_count; i++) {
-        uint32_t number = (i + offset) % swarm->source_count;
+        uint32_t number = i + offset < swarm->source_count ? i + offset : i + offset - swarm->source_count;
         struct source *source = &swarm->sources[number];
         uint32_t used = source->in_flight + source->slots, wanted = 0;
 
@@ -595,6 +608,11 @@ bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_ou
         }
     }
     return false;
+}
+
+bool swarm_is_rare(const struct swarm *swarm, uint32_t piece)
+{
+    return swarm->replicas[piece] * RARE_SHARE < swarm->source_count;
 }
 
 uint32_t swarm_missing_count(const struct swarm *swarm)
