@@ -42,10 +42,10 @@ struct rpc_request {
     size_t body_len;
     uint32_t timeout_ms; /* the caller's patience */
     void (*on_abort)(struct rpc_request *request);
-    void *arg;                   /* the handler's */
-    struct list_node owner_node; /* the handler's: linked nowhere at first */
+    void *arg;                         /* the handler's */
+    struct list_node owner_node;       /* the handler's: linked nowhere at first */
+    struct rpc_connection *connection; /* only to be compared with that of another request */
     /* private */
-    struct rpc_connection *connection;
     struct list_node node;
     uint64_t id;
     uint16_t method;

@@ -14,13 +14,14 @@
 #define WAIT_MAX_MS 30000
 
 struct claimant {
-    struct claims *claims;       /* borrowed */
-    char *name;                  /* owned */
-    uint32_t number;             /* in the handout */
-    struct rpc_request *request; /* its waiting claim; NULL: none */
-    struct list_node node;       /* in claims->waiting with request */
-    int64_t until_ms;            /* of request */
-    struct list_node heard_node; /* in claims->heard */
+    struct claims *claims;                   /* borrowed */
+    char *name;                              /* owned */
+    uint32_t number;                         /* in the handout */
+    struct rpc_request *request;             /* its waiting claim; NULL: none */
+    const struct rpc_connection *connection; /* of its last claim; may be gone */
+    struct list_node node;                   /* in claims->waiting with request */
+    int64_t until_ms;                        /* of request */
+    struct list_node heard_node;             /* in claims->heard */
     int64_t heard_ms;
 };
 
@@ -153,11 +154,11 @@ void claims_heard(struct claims *claims, const char *name)
         note_heard(claimant, clock_now_ms());
 }
 
-void claims_leave(struct claims *claims, const char *name)
+void claims_leave(struct claims *claims, const struct rpc_request *request)
 {
-    struct claimant *claimant = claims->has_timer ? map_get_str(&claims->by_name, name) : NULL;
+    struct claimant *claimant = claims->has_timer ? map_get_str(&claims->by_name, request->peer) : NULL;
 
-    if (!claimant)
+    if (!claimant || claimant->connection != request->connection)
         return;
     drop(claims, claimant);
     run(claims);
@@ -240,6 +241,7 @@ void claims_request(struct payload *payload, struct rpc_request *request, uint32
         return;
     }
     note_heard(claimant, now);
+    claimant->connection = request->connection;
     for (size_t i = 0; i < taken_count; i++) {
         if (!handout_taken(claims->handout, claimant->number, taken[i])) {
             rpc_reply(request, SHOAL_PROTOCOL, "no such piece", NULL, 0);

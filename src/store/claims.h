@@ -33,7 +33,8 @@ void claims_request(struct payload *payload, struct rpc_request *request, uint32
                     uint32_t wait_ms, const uint32_t *taken, size_t taken_count);
 /* The receiver is there. Whoever is not heard of for RECEIVER_SILENCE_MS has left. Harmless for others. */
 void claims_heard(struct claims *claims, const char *name);
-/* The receiver has left or is lost: what it had been given is for others again. Harmless for others. */
-void claims_leave(struct claims *claims, const char *name);
+/* The receiver that made this request (of any method) has left or is lost: what it had been given is for others again.
+ * Harmless for others, and if it has claimed by another connection since. */
+void claims_leave(struct claims *claims, const struct rpc_request *request);
 
 #endif

@@ -191,7 +191,7 @@ static void on_waiter_abort(struct rpc_request *request)
     struct waiter *waiter = request->arg;
 
     receivers_lost(&waiter->payload->receivers, request->peer);
-    claims_leave(&waiter->payload->claims, request->peer);
+    claims_leave(&waiter->payload->claims, request);
     waiter_destroy(waiter);
 }
 
@@ -226,7 +226,7 @@ static void on_sync(void *arg, struct rpc_request *request)
     note_receiver(payload, request->peer, message);
     claims_heard(&payload->claims, request->peer);
     if (message->is_last) {
-        claims_leave(&payload->claims, request->peer);
+        claims_leave(&payload->claims, request);
         rpc_reply(request, SHOAL_OK, NULL, NULL, 0);
         goto out;
     }

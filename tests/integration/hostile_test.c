@@ -578,6 +578,40 @@ static void f26_claims_and_vanishes(void **state)
     node_stop_all();
 }
 
+/* The end of an old connection is noticed when the receiver has come back by another one: that loses nothing. */
+static void f26_claims_by_another_connection(void **state)
+{
+    struct node *node, *receiver;
+    int64_t rss = prepare(state, &node, &receiver);
+    char name[] = "model";
+    uint8_t body[256];
+    Shoal__Wire__SyncRequest sync = SHOAL__WIRE__SYNC_REQUEST__INIT;
+    Shoal__Wire__ClaimRequest claim = SHOAL__WIRE__CLAIM_REQUEST__INIT;
+    claim.name = sync.name = name;
+    claim.generation = sync.generation = generation_of_model(node);
+    sync.position = UINT32_MAX;
+    sync.wait_ms = UINT32_MAX;
+    claim.wanted = claim.wait_ms = UINT32_MAX;
+    int old = join_as_peer(node, HELLO_CHANNEL_CONTROL), fd = join_as_peer(node, HELLO_CHANNEL_CONTROL);
+    struct rpc_frame request = {.kind = RPC_KIND_REQUEST, .method = 2, .id = 1, .timeout_ms = 60000};
+    request.body_len = (uint32_t)shoal__wire__sync_request__pack(&sync, body);
+    send_frame(old, request, body, request.body_len); /* its end is noticed by this */
+    send_claim(old, &claim);
+    int32_t slots = read_slots(old);
+    assert_true(slots > 1);
+    claim.outstanding = (uint32_t)slots;
+    send_claim(fd, &claim);
+    assert_int_equal(read_slots(fd), 0); /* it has its share */
+    double open = counter(node, "shoal_engine_connections");
+    close(old);
+    WAIT_UNTIL(counter(node, "shoal_engine_connections") < open);
+    send_claim(fd, &claim);
+    assert_int_equal(read_slots(fd), 0); /* still */
+    close(fd);
+    expect_well(node, receiver, rss);
+    node_stop_all();
+}
+
 static void f26_silent_connections(void **state)
 {
     enum { COUNT = 200 };
@@ -621,19 +655,13 @@ static void f26_idle_peers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ITEST(f26_bad_handshakes),
-        ITEST(f26_refused_handshakes_get_a_reason),
-        ITEST(f26_handshake_byte_by_byte),
-        ITEST(f26_bad_control_frames),
-        ITEST(f26_random_control_frames),
-        ITEST(f26_bad_data_frames),
-        ITEST(f26_flood_of_syncs),
-        ITEST(f26_slot_hoarders),
-        ITEST(f26_claims_and_never_reads),
-        ITEST(f26_flood_of_claims),
-        ITEST(f26_claims_and_vanishes),
-        ITEST(f26_silent_connections),
-        ITEST(f26_idle_peers),
+        ITEST(f26_bad_handshakes),         ITEST(f26_refused_handshakes_get_a_reason),
+        ITEST(f26_handshake_byte_by_byte), ITEST(f26_bad_control_frames),
+        ITEST(f26_random_control_frames),  ITEST(f26_bad_data_frames),
+        ITEST(f26_flood_of_syncs),         ITEST(f26_slot_hoarders),
+        ITEST(f26_claims_and_never_reads), ITEST(f26_flood_of_claims),
+        ITEST(f26_claims_and_vanishes),    ITEST(f26_claims_by_another_connection),
+        ITEST(f26_silent_connections),     ITEST(f26_idle_peers),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests_name("hostile", tests, NULL, NULL);
