@@ -3,41 +3,32 @@
 
 #include <string.h>
 
-/* The library's shared object is built for baseline SSE2. Compiled in with AVX2 (chosen at run time, digest_avx2.c) it
- * is about twice as fast, which decides how fast a payload registers. */
-#include <xxhash.h>
+#define DIGEST_IMPL_NAME digest_impl_baseline
+#include "base/digest_template.h"
 
-#include "base/digest_impl.h"
-
-static XXH128_hash_t hash_sse2(const void *data, size_t len)
-{
-    return XXH3_128bits(data, len);
-}
-
-static digest_hash_fn choose(void)
+/* The library's shared object is built for baseline SSE2. Compiled in with AVX2 (digest_avx2.c) it is about twice as
+ * fast, which decides how fast a payload registers, and what a receiver can take. */
+static const struct digest_impl *impl(void)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2"))
-        return digest_hash_avx2;
+    /* Every thread computes the same value, so the race is benign; atomic for the tools. */
+    static const struct digest_impl *chosen;
+    const struct digest_impl *found = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
+
+    if (!found) {
+        __builtin_cpu_init();
+        found = __builtin_cpu_supports("avx2") ? &digest_impl_avx2 : &digest_impl_baseline;
+        __atomic_store_n(&chosen, found, __ATOMIC_RELAXED);
+    }
+    return found;
+#else
+    return &digest_impl_baseline;
 #endif
-    return hash_sse2;
 }
 
 struct digest digest_of(const void *data, size_t len_bytes)
 {
-    static digest_hash_fn hash; /* every thread computes the same value, so the race is benign; atomic for the tools */
-    digest_hash_fn fn = __atomic_load_n(&hash, __ATOMIC_RELAXED);
-    struct digest digest;
-    XXH128_canonical_t canonical;
-
-    if (!fn) {
-        fn = choose();
-        __atomic_store_n(&hash, fn, __ATOMIC_RELAXED);
-    }
-    XXH128_canonicalFromHash(&canonical, fn(data, len_bytes));
-    memcpy(digest.bytes, canonical.digest, sizeof digest.bytes);
-    return digest;
+    return impl()->hash(data, len_bytes);
 }
 
 bool digest_is_equal(const struct digest *a, const struct digest *b)
@@ -82,33 +73,25 @@ bool digest_from_hex(struct digest *digest_out, const char *hex)
 
 struct digest_stream *digest_stream_create(void)
 {
-    XXH3_state_t *state = XXH3_createState();
-    if (state)
-        XXH3_128bits_reset(state);
-    return (struct digest_stream *)state;
+    return impl()->create();
 }
 
 void digest_stream_destroy(struct digest_stream *stream)
 {
-    XXH3_freeState((XXH3_state_t *)stream);
+    impl()->destroy(stream);
 }
 
 void digest_stream_reset(struct digest_stream *stream)
 {
-    XXH3_128bits_reset((XXH3_state_t *)stream);
+    impl()->reset(stream);
 }
 
 void digest_stream_update(struct digest_stream *stream, const void *data, size_t len_bytes)
 {
-    XXH3_128bits_update((XXH3_state_t *)stream, data, len_bytes);
+    impl()->update(stream, data, len_bytes);
 }
 
 struct digest digest_stream_final(const struct digest_stream *stream)
 {
-    struct digest digest;
-    XXH128_canonical_t canonical;
-
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest((const XXH3_state_t *)stream));
-    memcpy(digest.bytes, canonical.digest, sizeof digest.bytes);
-    return digest;
+    return impl()->final(stream);
 }

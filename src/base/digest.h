@@ -20,7 +20,7 @@ bool digest_is_equal(const struct digest *a, const struct digest *b);
 void digest_to_hex(const struct digest *digest, char hex_out[DIGEST_HEX_BYTES]);
 bool digest_from_hex(struct digest *digest_out, const char *hex);
 
-/* Streaming form, for a piece that lies in several regions. */
+/* Streaming form, for a piece that lies in several regions or arrives bit by bit. */
 struct digest_stream;
 struct digest_stream *digest_stream_create(void); /* NULL: out of memory */
 void digest_stream_destroy(struct digest_stream *stream);

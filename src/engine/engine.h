@@ -43,6 +43,7 @@ struct engine_op {
     void *local;                   /* the local range must be registered with the engine */
     uint64_t remote_addr, remote_key, len_bytes;
     void (*done)(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
+    void (*arrived)(struct engine_op *op, uint64_t offset_bytes, uint64_t len_bytes); /* may be NULL; see transport.h */
     void *arg;
 
     uint64_t transferred_bytes; /* set before done */

@@ -100,6 +100,13 @@ static void xfer_done(struct transport_request *request, enum shoal_status statu
     op_end(op, status, error);
 }
 
+static void xfer_arrived(struct transport_request *request, uint64_t offset_bytes, uint64_t len_bytes)
+{
+    struct engine_op *op = request->arg;
+
+    op->arrived(op, offset_bytes, len_bytes);
+}
+
 /* Hands the operation to a transport; not OK: op->error may be set. */
 static enum shoal_status op_start(struct engine_op *op)
 {
@@ -132,6 +139,7 @@ static enum shoal_status op_start(struct engine_op *op)
                                                .remote_key = op->remote_key,
                                                .len_bytes = op->len_bytes,
                                                .done = xfer_done,
+                                               .arrived = op->arrived ? xfer_arrived : NULL,
                                                .arg = op};
     op->private_data[OP_XFER] = xfer;
     op->state = OP_STARTED;

@@ -54,6 +54,8 @@ struct fetch {
     bool is_canceled;
     enum shoal_status status; /* first failure */
     struct shoal_error error;
+    struct digest_stream *stream; /* owned; a piece in one part is digested while it arrives. NULL: afterwards */
+    uint64_t digested;            /* bytes; written on the data loop until the part is done */
     struct engine_op parts[FETCH_PARTS_MAX];
 };
 

@@ -453,6 +453,15 @@ static void on_refusal(struct tcp_client *client, struct tcp_slot *slot)
     slot_answered(client, slot);
 }
 
+static void on_part(struct tcp_stream *stream, const void *data, uint64_t len)
+{
+    const struct tcp_client *client = client_of(stream);
+    struct transport_request *request = client->current ? client->current->request : NULL;
+
+    if (client->frame.type == DATA_DATA && request && request->arrived)
+        request->arrived(request, (uint64_t)((const char *)data - (const char *)request->local), len);
+}
+
 static bool on_body(struct tcp_stream *stream)
 {
     struct tcp_client *client = client_of(stream);
@@ -479,6 +488,7 @@ static void on_fault(struct tcp_stream *stream)
 static const struct tcp_stream_ops client_stream_ops = {
     .sent = on_sent,
     .head = on_head,
+    .part = on_part,
     .body = on_body,
     .fault = on_fault,
 };

@@ -410,6 +410,14 @@ static bool on_head(struct tcp_stream *stream, const struct data_frame *frame)
     return false;
 }
 
+/* Whoever is written to is told when all of it is there. */
+static void on_part(struct tcp_stream *stream, const void *data, uint64_t len)
+{
+    (void)stream;
+    (void)data;
+    (void)len;
+}
+
 static bool on_body(struct tcp_stream *stream)
 {
     struct tcp_server *server = server_of(stream);
@@ -440,6 +448,7 @@ static void on_fault(struct tcp_stream *stream)
 static const struct tcp_stream_ops server_stream_ops = {
     .sent = on_sent,
     .head = on_head,
+    .part = on_part,
     .body = on_body,
     .fault = on_fault,
 };

@@ -301,8 +301,10 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
             stream->body_left -= part;
             if (stream->is_body_metered)
                 stream->in_allowance -= part;
-            if (stream->body)
+            if (stream->body && part) {
+                stream->ops->part(stream, stream->body, part);
                 stream->body = (char *)stream->body + part;
+            }
             stream->head_have = (size_t)((uint64_t)got - part);
             if (stream->body_left == 0 && !stream->ops->body(stream))
                 return TCP_STEP_STOPPED;

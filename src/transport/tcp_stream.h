@@ -29,6 +29,8 @@ struct tcp_stream_ops {
     /* A header came in; a body follows if data_body_len says so: then set stream->body (NULL: discard it). false: stop,
      * the stream may be gone. */
     bool (*head)(struct tcp_stream *stream, const struct data_frame *frame);
+    /* len more bytes of the body are at data, its next bytes. */
+    void (*part)(struct tcp_stream *stream, const void *data, uint64_t len);
     /* The body is complete. false as above. */
     bool (*body)(struct tcp_stream *stream);
     /* stream->body is not writable; the rest of it is discarded. */
