@@ -9,6 +9,7 @@
 #define SAMPLE 32u /* candidates compared for rarity per choice */
 #define RECEIVER_SLOTS_MIN 1u
 /* Out at a time at least; from bench/swarm_sim.c. */
+#define FEW_RECEIVERS 16u
 #define SLOTS_MIN 12u
 #define SLOTS_MIN_BYTES (12u * 256 << 10)
 #define OUT_LIMIT_MAX 1024u   /* slots */
@@ -40,8 +41,9 @@ struct handout {
     uint32_t receiver_capacity, receiver_count;
     size_t notes_bytes;               /* of all taken */
     uint32_t first_claim, last_claim; /* receivers; HANDOUT_NONE: none waits */
-    uint32_t out_count, out_limit;
-    uint32_t arrived; /* in the present rate window */
+    bool has_own_slots; /* the configuration says how many */
+    uint32_t out_count, rate_limit;   /* rate_limit: slots that the rate keeps busy */
+    uint32_t arrived;                 /* in the present rate window */
     int64_t window_ms, stale_checked_ms;
     int64_t gap; /* smoothed time between two reports of a receiver that uses slots, 1/8 ms */
 };
@@ -59,6 +61,17 @@ static void bit_set(uint64_t *bits, uint32_t index)
 static void bit_clear(uint64_t *bits, uint32_t index)
 {
     bits[index / 64] &= ~(UINT64_C(1) << (index % 64));
+}
+
+/* Few receivers may have more each: no piece has a long way to go from node to node, and what counts is that the link
+ * is never idle while a report and the next grant are under way. */
+static uint32_t out_limit(const struct handout *handout)
+{
+    uint32_t least = handout->config.slots;
+
+    if (handout->receiver_count <= FEW_RECEIVERS && !handout->has_own_slots)
+        least += least * 2 / 3;
+    return handout->rate_limit > least ? handout->rate_limit : least;
 }
 
 static size_t word_count(const struct handout *handout)
@@ -85,6 +98,7 @@ enum shoal_status handout_create(const struct handout_config *config, struct han
     if (!handout)
         return SHOAL_NO_MEMORY;
     handout->config = *config;
+    handout->has_own_slots = config->slots;
     if (!config->slots)
         handout->config.slots = slots_for(config->piece_bytes);
     random_init(&handout->random, config->seed);
@@ -98,7 +112,6 @@ enum shoal_status handout_create(const struct handout_config *config, struct han
         bit_set(handout->fresh, piece);
     handout->fresh_count = config->piece_count;
     handout->cursor = config->piece_count ? (uint32_t)random_below(&handout->random, config->piece_count) : 0;
-    handout->out_limit = handout->config.slots;
     handout->first_claim = handout->last_claim = HANDOUT_NONE;
     *handout_out = handout;
     return SHOAL_OK;
@@ -234,9 +247,7 @@ static void measure(struct handout *handout, uint32_t arrived, int64_t now_ms)
     if (elapsed_ms < RATE_WINDOW_MS)
         return;
     limit = (uint64_t)handout->arrived * OUT_TARGET_MS / (uint64_t)elapsed_ms;
-    if (limit < handout->config.slots)
-        limit = handout->config.slots;
-    handout->out_limit = limit > OUT_LIMIT_MAX ? OUT_LIMIT_MAX : (uint32_t)limit;
+    handout->rate_limit = limit > OUT_LIMIT_MAX ? OUT_LIMIT_MAX : (uint32_t)limit;
     handout->arrived = 0;
     handout->window_ms = now_ms;
 }
@@ -251,7 +262,7 @@ static int64_t patience_ms(const struct handout *handout)
 /* How many pieces the receiver may have out now, beyond those it has. */
 static uint32_t room_of(const struct handout *handout, const struct handout_receiver *receiver)
 {
-    uint32_t share = handout->out_limit / handout->receiver_count, room = handout->out_limit - handout->out_count;
+    uint32_t share = out_limit(handout) / handout->receiver_count, room = out_limit(handout) - handout->out_count;
 
     if (share < RECEIVER_SLOTS_MIN)
         share = RECEIVER_SLOTS_MIN;
@@ -280,7 +291,7 @@ bool handout_claim(struct handout *handout, uint32_t number, uint32_t wanted, ui
     if (!wanted)
         return false;
     /* Who waits reports nothing meanwhile, so nothing may be out of those who wait. */
-    if (outstanding && (handout->first_claim != HANDOUT_NONE || handout->out_count >= handout->out_limit ||
+    if (outstanding && (handout->first_claim != HANDOUT_NONE || handout->out_count >= out_limit(handout) ||
                         !room_of(handout, receiver)))
         return false;
     receiver->wanted = wanted < HANDOUT_CLAIM_MAX ? wanted : HANDOUT_CLAIM_MAX;
@@ -362,9 +373,9 @@ bool handout_next(struct handout *handout, int64_t now_ms, struct handout_grant 
 
     if (number == HANDOUT_NONE)
         return false;
-    if (handout->out_count >= handout->out_limit)
+    if (handout->out_count >= out_limit(handout))
         find_stale(handout, now_ms);
-    if (handout->out_count >= handout->out_limit)
+    if (handout->out_count >= out_limit(handout))
         return false;
     receiver = &handout->receivers[number];
     room = room_of(handout, receiver);

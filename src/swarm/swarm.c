@@ -9,6 +9,7 @@
 
 #define WINDOW_MAX_BYTES_DEFAULT (16u << 20)
 #define WINDOW_PIECES_MAX 256u
+#define FEW_SOURCES 16u
 #define WINDOW_EXCESS 2u    /* times the window: slots that are granted beyond are given back */
 #define WINDOW_TARGET_MS 20 /* what is in flight should arrive within this time at the present rate */
 #define RATE_WINDOW_MS 20   /* over which the rate is measured, at least */
@@ -67,10 +68,10 @@ struct swarm {
     uint32_t log_count;
     struct source *sources; /* owned; grows */
     uint32_t source_count, source_capacity;
-    int64_t service;                         /* as in struct source, over all sources */
-    uint32_t window, window_min, window_max; /* pieces in flight */
-    uint32_t arrived;                        /* pieces since rate_since_ms */
-    int64_t rate_since_ms;                   /* -1: nothing has arrived yet */
+    int64_t service;                              /* as in struct source, over all sources */
+    uint32_t rate_window, window_min, window_max; /* pieces in flight; rate_window: that the rate keeps busy */
+    uint32_t arrived;                             /* pieces since rate_since_ms */
+    int64_t rate_since_ms;                        /* -1: nothing has arrived yet */
 };
 
 static bool bit_is_set(const uint64_t *bits, uint32_t index)
@@ -132,7 +133,6 @@ enum shoal_status swarm_create(const struct swarm_config *config, struct swarm *
     swarm->window_min = window_for(swarm, SWARM_WINDOW_MIN_BYTES, SWARM_WINDOW_MIN_PIECES);
     swarm->window_max = window_for(
         swarm, config->window_max_bytes ? config->window_max_bytes : WINDOW_MAX_BYTES_DEFAULT, swarm->window_min);
-    swarm->window = swarm->window_min;
     swarm->service = -1;
     swarm->rate_since_ms = -1;
     random_init(&swarm->random, config->seed);
@@ -153,6 +153,16 @@ enum shoal_status swarm_create(const struct swarm_config *config, struct swarm *
         missing_add(swarm, piece);
     *swarm_out = swarm;
     return SHOAL_OK;
+}
+
+/* A small swarm may have more under way (handout.c says why). */
+static uint32_t window_of(const struct swarm *swarm)
+{
+    uint32_t least = swarm->window_min;
+
+    if (swarm->source_count <= FEW_SOURCES)
+        least += least * 3 / 5;
+    return swarm->rate_window > least ? swarm->rate_window : least;
 }
 
 static bool is_in_flight_at(const struct swarm *swarm, uint32_t piece, uint32_t source)
@@ -367,7 +377,7 @@ bool swarm_next(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint3
             uint32_t piece;
             /* What is not used now is given back: others wait for it. */
             if (!source_is_ready(source, now_ms) ||
-                (swarm->in_flight_count >= WINDOW_EXCESS * swarm->window && !source->granted_count))
+                (swarm->in_flight_count >= WINDOW_EXCESS * window_of(swarm) && !source->granted_count))
                 piece = SWARM_NONE;
             else
                 piece = choose_for_slot(swarm, source);
@@ -408,7 +418,7 @@ static bool is_interesting(struct swarm *swarm, struct source *source, int64_t n
 /* How many slots we would like to have at the source, those in use included. */
 static uint32_t wanted_of(struct swarm *swarm, struct source *source, int64_t now_ms)
 {
-    uint32_t room = swarm->in_flight_count < swarm->window ? swarm->window - swarm->in_flight_count : 0;
+    uint32_t room = swarm->in_flight_count < window_of(swarm) ? window_of(swarm) - swarm->in_flight_count : 0;
     uint32_t wanted = source->in_flight + room;
 
     if ((!room && !source->chooses) || !is_interesting(swarm, source, now_ms))
@@ -433,9 +443,9 @@ bool swarm_next_claim(struct swarm *swarm, int64_t now_ms, uint32_t *source_out,
         if (!used || used < source->refused_at)
             wanted = wanted_of(swarm, source, now_ms);
         /* A claim for each single piece of a wide window would cost more than it helps. */
-        if (wanted <= used || (wanted - used < swarm->window / 8 && used >= CLAIM_MIN))
+        if (wanted <= used || (wanted - used < window_of(swarm) / 8 && used >= CLAIM_MIN))
             wanted = used;
-        if (wanted == used && (used >= source->reported || (used && source->reported - used < swarm->window / 8)))
+        if (wanted == used && (used >= source->reported || (used && source->reported - used < window_of(swarm) / 10)))
             continue;
         source->is_claiming = true;
         source->reported = used;
@@ -510,7 +520,7 @@ static void measure_rate(struct swarm *swarm, int64_t now_ms)
     window = (uint64_t)swarm->arrived * WINDOW_TARGET_MS / (uint64_t)(now_ms - swarm->rate_since_ms);
     if (window > swarm->window_max)
         window = swarm->window_max;
-    swarm->window = window < swarm->window_min ? swarm->window_min : (uint32_t)window;
+    swarm->rate_window = (uint32_t)window;
     swarm->arrived = 0;
     swarm->rate_since_ms = now_ms;
 }
