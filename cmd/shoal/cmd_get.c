@@ -306,7 +306,7 @@ static const struct option_spec options[] = {
     {OPTION_FLAG, 0, "sync", NULL, NULL, offsetof(struct settings, syncs),
      .help = "Bring the files to the disk before they get their names, so that they survive a power failure."},
     {OPTION_UINT, 0, "max-sources", "N", "SHOAL_MAX_SOURCES", offsetof(struct settings, max_sources), .min = 1,
-     .max = 1024, .help = "Take from at most this many sources at a time. Default: 8."},
+     .max = 128, .help = "Take from at most this many sources at a time. Default: 32."},
     {OPTION_RATE, 0, "download-limit", "RATE", "SHOAL_DOWNLOAD_LIMIT", offsetof(struct settings, download_limit),
      .help = "Take at most this much from all sources together, as 100M (100 megabytes per second), 80MiB or 400mbit; "
              "at least 64KiB. Default: no limit."},

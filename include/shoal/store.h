@@ -137,7 +137,7 @@ struct shoal_get_options {
     const char *location;       /* of the regions; NULL: "*" */
     int no_share;               /* do not become a source; the regions are released when the call returns */
     int no_verify;              /* skip digests (logged, counted and visible in shoal stat): trusts every source */
-    uint32_t max_sources;       /* pull from at most this many at a time; 0: 8 */
+    uint32_t max_sources;       /* pull from at most this many at a time (at most 128); 0: 32 */
     shoal_progress_fn progress; /* may be NULL */
     void *progress_arg;
     int64_t progress_interval_ms; /* 0: 200 */

@@ -12,7 +12,8 @@
 #define LOG_MODULE "store"
 #include "base/log.h"
 
-#define MAX_SOURCES_DEFAULT 8u
+#define MAX_SOURCES_DEFAULT 32u /* neighbours enough for swarms of any size: bench/swarm_sim.c */
+#define INDEX_SOURCES 4u
 #define MAX_SOURCES_LIMIT 128u
 #define PROGRESS_INTERVAL_MS 200
 #define FETCH_INDEX_TIMEOUT_MS 30000
@@ -438,7 +439,7 @@ enum shoal_status shoal_store_fetch_index(struct shoal_store *store, const char 
     }
     if (!status) {
         struct pull_config config = {
-            .store = store, .name = name, .manifest = &record.manifest, .max_sources = MAX_SOURCES_DEFAULT};
+            .store = store, .name = name, .manifest = &record.manifest, .max_sources = INDEX_SOURCES};
         status = pull_create(&config, &pull, error);
     }
     if (!status) {

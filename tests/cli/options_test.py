@@ -61,7 +61,7 @@ class Usage(CliTest):
         cases = [(["ls", "--timeout", value], duration) for value in ("0", "", "-1s", "soon", "5d", "1e9h", "ms")]
         cases += [(["seed", option, value, "n", "."], size) for option in ("--max-shard-size", "--piece-size")
                   for value in ("0", "", "-1", "64X", "big", "1.5", "9223372036854775808", " 1")]
-        cases += [(["get", "--max-sources", value, "n", "d"], "must be a whole number from 1 to 1024")
+        cases += [(["get", "--max-sources", value, "n", "d"], "must be a whole number from 1 to 128")
                   for value in ("0", "1025", "-1", "x", "", "1.0")]
         rate = "must be a rate in bytes per second"
         limits = [("seed", "--upload-limit", "n", "."), ("get", "--upload-limit", "n", "d"), ("get", "--download-limit", "n", "d")]
