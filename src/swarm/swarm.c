@@ -21,7 +21,7 @@
 #define STALL_UNKNOWN_FACTOR 4 /* patience while no piece has arrived from anybody */
 #define LATE_SERVICE_TIMES 3   /* in the endgame: so many service times of the other source */
 #define LATE_MS_MIN 20
-#define SAMPLE 16u
+#define SAMPLE 16u      /* candidates compared for rarity per choice */
 #define SERVICE_SHIFT 3 /* service times are kept in 1/8 ms */
 
 enum piece_state {
