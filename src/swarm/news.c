@@ -26,8 +26,10 @@ int64_t swarm_news_add(struct swarm_news *news, uint64_t piece_bytes, uint32_t l
 
 void swarm_news_told(struct swarm_news *news, uint32_t listeners)
 {
-    news->budget_bytes -= (int64_t)listeners * MESSAGE_BYTES;
-    if (news->budget_bytes < -CREDIT_TELLINGS * (int64_t)listeners * MESSAGE_BYTES)
-        news->budget_bytes = -CREDIT_TELLINGS * (int64_t)listeners * MESSAGE_BYTES;
+    int64_t cost = (int64_t)listeners * MESSAGE_BYTES, least = -(CREDIT_TELLINGS + 1) * cost;
+
+    news->budget_bytes -= cost;
+    if (news->budget_bytes < least)
+        news->budget_bytes = least;
     news->pending = 0;
 }
