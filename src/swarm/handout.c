@@ -41,7 +41,7 @@ struct handout {
     uint32_t receiver_capacity, receiver_count;
     size_t notes_bytes;               /* of all taken */
     uint32_t first_claim, last_claim; /* receivers; HANDOUT_NONE: none waits */
-    bool has_own_slots; /* the configuration says how many */
+    bool has_own_slots;               /* the configuration says how many */
     uint32_t out_count, rate_limit;   /* rate_limit: slots that the rate keeps busy */
     uint32_t arrived;                 /* in the present rate window */
     int64_t window_ms, stale_checked_ms;

@@ -66,8 +66,8 @@ static void only_the_rest_is_pulled(void **state)
     damage(receiver, "model", PIECES_TOTAL / 2, 1);
     expect_shares(node_call(receiver, "get payload=model buf=model reuse=1"), PIECES_TOTAL / 2);
     EXPECT_CONTENT(receiver, "model", 1);
-    assert_true(metric_of(receiver, 0, "shoal_store_reused_bytes_total") == (double)(SIZE / 2));
-    assert_true(metric_of(receiver, 0, "shoal_store_pulled_bytes_total") == (double)(SIZE / 2));
+    assert_true(metric_of(receiver, 0, "shoal_store_reused_bytes_total") == (double)SIZE / 2);
+    assert_true(metric_of(receiver, 0, "shoal_store_pulled_bytes_total") == (double)SIZE / 2);
     assert_int_equal(source_count(gold, "model"), 2);
     node_stop_all();
 }
