@@ -17,7 +17,6 @@
 #include "swarm/swarm.h"
 
 #define NS_PER_MS 1000000LL
-#define NEWS_LAST_PIECES 64u      /* src/store/pull_fetch.c: URGENT_LAST_PIECES */
 #define TICK_NS (200 * NS_PER_MS) /* src/store/pull.c */
 #define HANDOUT_TICK_NS (100 * NS_PER_MS)
 #define GIVE_UP_COPIES 100
@@ -452,9 +451,7 @@ static void on_arrived(const struct event *event)
         schedule(event->node);
     }
     due_ns = swarm_news_add(&node->news, piece_bytes, node->subscriber_count,
-                            node->is_done || swarm_is_rare(node->swarm, event->piece) ||
-                                node->have_count + NEWS_LAST_PIECES >= pieces,
-                            now_ns / NS_PER_MS) *
+                            swarm_is_urgent(node->swarm, event->piece), now_ns / NS_PER_MS) *
              NS_PER_MS;
     if (due_ns < now_ns || node->is_done)
         due_ns = now_ns;

@@ -11,7 +11,6 @@
 #include "base/log.h"
 
 #define STALL_CHECK_MS 100
-#define URGENT_LAST_PIECES 64u /* whoever waits for one of the last pieces has nothing else to do */
 
 static void on_part_done(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
 
@@ -89,9 +88,7 @@ static void accept_piece(struct fetch *fetch)
     atomic_fetch_add_explicit(&pull->store->counters.bytes_pulled, fetch->len, memory_order_relaxed);
     swarm_done(pull->swarm, source->number, fetch->piece, pull->last_progress_ms);
     if (pull->payload)
-        serve_piece_verified(pull->payload, fetch->piece,
-                             swarm_is_rare(pull->swarm, fetch->piece) ||
-                                 swarm_done_count(pull->swarm) + URGENT_LAST_PIECES >= pull->layout.piece_count);
+        serve_piece_verified(pull->payload, fetch->piece, swarm_is_urgent(pull->swarm, fetch->piece));
     else
         pull->early[pull->early_count++] = fetch->piece;
 }

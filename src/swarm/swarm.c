@@ -15,6 +15,7 @@
 #define RATE_WINDOW_MS 20   /* over which the rate is measured, at least */
 #define CLAIM_MIN 2u        /* slots at a source, so that one piece comes while the next is asked for */
 #define RARE_SHARE 8u       /* rare: fewer than one source in so many has it */
+#define URGENT_LAST_PIECES 64u
 #define STALL_MS_DEFAULT 2000
 #define AVOID_STALLED_MS 5000
 #define STALL_SERVICE_TIMES 4  /* silent for so many usual service times: stalled */
@@ -620,9 +621,10 @@ bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_ou
     return false;
 }
 
-bool swarm_is_rare(const struct swarm *swarm, uint32_t piece)
+bool swarm_is_urgent(const struct swarm *swarm, uint32_t piece)
 {
-    return swarm->replicas[piece] * RARE_SHARE < swarm->source_count;
+    return swarm->replicas[piece] * RARE_SHARE < swarm->source_count ||
+           swarm->done_count + URGENT_LAST_PIECES >= swarm->config.piece_count;
 }
 
 uint32_t swarm_missing_count(const struct swarm *swarm)

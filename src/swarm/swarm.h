@@ -82,8 +82,9 @@ bool swarm_claimed(struct swarm *swarm, uint32_t source, uint32_t slots, const u
  * swarm_failed, or swarm_done if it arrives all the same. Each piece is named once. false: none (left). */
 bool swarm_next_stalled(struct swarm *swarm, int64_t now_ms, uint32_t *source_out, uint32_t *piece_out);
 
-/* Whether few of the sources known here have the piece: others should hear soon that it is here. */
-bool swarm_is_rare(const struct swarm *swarm, uint32_t piece);
+/* Whether others should hear soon that the piece is here (news.h): few of the sources known here have it, or it is one
+ * of the last, and whoever waits for those has nothing else to do. */
+bool swarm_is_urgent(const struct swarm *swarm, uint32_t piece);
 uint32_t swarm_missing_count(const struct swarm *swarm); /* neither here nor in flight */
 uint32_t swarm_in_flight_count(const struct swarm *swarm);
 uint32_t swarm_done_count(const struct swarm *swarm);
