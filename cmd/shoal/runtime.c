@@ -120,17 +120,21 @@ enum shoal_status app_find_payload(struct app *app, const char *name, struct sho
                                    struct shoal_error *error)
 {
     int delay_ms = 100;
-    bool has_told = false;
+    bool was_missing = false;
     for (;;) {
         struct shoal_call call = app_call(app);
         enum shoal_status status = shoal_store_stat(app->store, name, &call, info_out, error);
+        if (status == SHOAL_TIMED_OUT && was_missing) {
+            error_prefix(error, "it did not appear in time"); /* the last question was cut off by the deadline */
+            return status;
+        }
         if (status != SHOAL_PAYLOAD_NOT_FOUND || !app->settings.waits)
             return status;
         if (deadline_is_past(app->deadline_ms))
             return error_set(error, SHOAL_TIMED_OUT, 0, "it did not appear in time");
-        if (!has_told && !app->settings.is_json)
+        if (!was_missing && !app->settings.is_json)
             report_note(app, "waiting for \"%s\" to appear", name);
-        has_told = true;
+        was_missing = true;
         int64_t left_ms = deadline_left_ms(app->deadline_ms);
         if (signals_wait_ms(left_ms < delay_ms ? (int)left_ms : delay_ms))
             return error_set(error, SHOAL_CANCELED, 0, "interrupted while waiting for it");

@@ -194,7 +194,7 @@ class Get(CliTest):
         self.fails(2, "exclude each other", "get", "--seed", "--no-share", "n", self.dir / "dst")
 
     def test_wait_ends_with_the_deadline(self):
-        err = self.fails(6, "it did not appear in time", "get", "--wait", "--timeout", "400ms", "n", self.dir / "dst")
+        err = self.fails(6, "it did not appear in time", "get", "--wait", "--timeout", "2s", "n", self.dir / "dst")
         self.assertIn("--timeout", err)
 
     def test_wait_ends_with_a_signal(self):
