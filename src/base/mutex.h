@@ -9,12 +9,20 @@
 #include <stdint.h>
 
 enum mutex_rank {
-    RANK_STORE = 10,      /* store: catalog */
-    RANK_PAYLOAD = 20,    /* store: one payload / pull */
-    RANK_MEMBERSHIP = 30, /* engine: lease state */
-    RANK_ENGINE = 40,     /* engine: segments, batches */
-    RANK_MEMORY = 50,     /* engine: registered memory */
+    RANK_STORE = 10,       /* store: catalog */
+    RANK_MASTER = 15,      /* master: registry and routes */
+    RANK_PAYLOAD = 20,     /* store: one payload / pull */
+    RANK_KV = 22,          /* kv: client handle, route cache */
+    RANK_KV_SERVICE = 24,  /* kv: leases, workers */
+    RANK_KV_SESSION = 26,  /* kv: announcements to the master */
+    RANK_MEMBERSHIP = 30,  /* engine: lease state */
+    RANK_TIER_STRIPE = 32, /* tier: index, by key */
+    RANK_TIER = 34,        /* tier: backend, policy */
+    RANK_TIER_SPACE = 36,  /* tier: one tier's space */
+    RANK_ENGINE = 40,      /* engine: segments, batches */
+    RANK_MEMORY = 50,      /* engine: registered memory */
     RANK_TRANSPORT = 60,
+    RANK_RPC = 65,  /* rpc: idle channels */
     RANK_META = 70, /* metadata backends */
     RANK_POOL = 80,
     RANK_LOOP = 90, /* post queue */

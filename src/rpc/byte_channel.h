@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What carries the frames of rpc/channel.h: one ops table per protocol ("tcp"; "rdma" comes with UCX). */
+#ifndef SHOAL_RPC_BYTE_CHANNEL_H
+#define SHOAL_RPC_BYTE_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include <shoal/status.h>
+
+struct byte_channel;
+
+struct byte_channel_ops {
+    const char *name;
+    /* Connects to "ip:port" by deadline_ms (base/clock.h). UNREACHABLE, TIMED_OUT, ADDRESS, NO_MEMORY. */
+    enum shoal_status (*dial)(const char *address, int64_t deadline_ms, struct byte_channel **channel_out,
+                              struct shoal_error *error);
+    /* All of it or an error. UNREACHABLE: the peer closed or reset; TIMED_OUT. parts are used up. */
+    enum shoal_status (*send)(struct byte_channel *channel, struct iovec *parts, int count, int64_t deadline_ms,
+                              struct shoal_error *error);
+    /* At least 1, at most len bytes. UNREACHABLE, TIMED_OUT. */
+    enum shoal_status (*receive)(struct byte_channel *channel, void *out, size_t len, size_t *received_out,
+                                 int64_t deadline_ms, struct shoal_error *error);
+    /* Any thread: makes a send or receive that runs now, and all later ones, end with UNREACHABLE. Never blocks. */
+    void (*interrupt)(struct byte_channel *channel);
+    /* An idle channel: has the peer closed it (or sent something unasked)? */
+    bool (*is_stale)(struct byte_channel *channel);
+    void (*close)(struct byte_channel *channel);
+};
+
+extern const struct byte_channel_ops byte_channel_tcp;
+
+/* NULL name: the environment's MC_RPC_PROTOCOL, or "tcp". UNSUPPORTED: not built in (message lists what is). */
+enum shoal_status byte_channel_find(const char *name, const struct byte_channel_ops **ops_out,
+                                    struct shoal_error *error);
+
+#endif
