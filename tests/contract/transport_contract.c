@@ -658,8 +658,8 @@ static void test_stopped(void **state)
     if (!transport_is_remote)
         skip();
     child = child_start(SIZE, 1, NULL);
-    config.progress_timeout_ms = 300;
-    config.connect_timeout_ms = 300;
+    config.progress_timeout_ms = 1500;
+    config.connect_timeout_ms = 1500;
     own = engine_make(&config);
     assert_ok(shoal_engine_register_memory(own, local, SIZE, NULL, 0, NULL, &error), &error);
     assert_ok(shoal_segment_open(own, child.name, NULL, &segment, &error), &error);

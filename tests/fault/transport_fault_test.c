@@ -23,7 +23,7 @@ static void pair_open(struct pair *pair)
     struct shoal_engine_config config = fixture_config();
     struct shoal_error error;
 
-    config.progress_timeout_ms = 300;
+    config.progress_timeout_ms = 1500;
     pair->target = engine_make(NULL);
     pair->own = engine_make(&config);
     pair->remote = memory_make(LEN);
