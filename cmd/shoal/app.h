@@ -9,23 +9,9 @@
 
 #include <shoal/store.h>
 
+#include "exit_code.h"
 #include "options.h"
-
-/* Documented in `shoal help exit-codes` and docs/cli.md; never renumbered. A signal adds 128. */
-enum exit_code {
-    EXIT_CODE_OK = 0,
-    EXIT_CODE_FAILURE = 1,
-    EXIT_CODE_USAGE = 2,
-    EXIT_CODE_NOT_FOUND = 3,
-    EXIT_CODE_EXISTS = 4,
-    EXIT_CODE_CORRUPTED = 5,
-    EXIT_CODE_TIMED_OUT = 6,
-    EXIT_CODE_METADATA = 7,
-    EXIT_CODE_NO_SOURCE = 8,
-    EXIT_CODE_ADDRESS = 9,
-    EXIT_CODE_REPLACED = 10,
-    EXIT_CODE_NO_SPACE = 11,
-};
+#include "signals.h"
 
 struct app {
     const struct command *command;
@@ -35,11 +21,11 @@ struct app {
     int64_t deadline_ms;         /* of --timeout; INT64_MAX: none */
     struct shoal_store *store;   /* owned */
     struct admin *admin;         /* owned; NULL without --metrics */
+    const char *served_name;     /* borrowed; of the payload that /readyz is about */
 };
 
 /* --- report.c: what is said --- */
 
-enum exit_code exit_code_of(enum shoal_status status);
 /* "shoal get: WHAT: message" and what to do on stderr (and an object with --json on stdout). Returns the exit code; 128
  * + n if signal n is why. */
 int report_failure(const struct app *app, const struct shoal_error *error, const char *format, ...)
@@ -57,16 +43,6 @@ json_t *json_text(const char *text);
 /* Sixteen hex digits: it does not fit into a JSON number. */
 json_t *json_generation(uint64_t generation);
 
-/* --- signals.c --- */
-
-/* Blocks SIGINT, SIGTERM, SIGHUP for all threads and starts one that waits for them: the first triggers cancel, the
- * second ends the process at once. */
-enum shoal_status signals_start(struct shoal_cancel *cancel, struct shoal_error *error);
-void signals_stop(void);
-int signals_received(void); /* 0: none */
-/* Sleeps; true as soon as a signal has been received. */
-bool signals_wait_ms(int timeout_ms);
-
 /* --- runtime.c --- */
 
 /* The default metadata URI; its directory is made (0700) and checked for its owner. */
@@ -77,6 +53,8 @@ struct shoal_call app_call(const struct app *app);
 enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_error *error);
 /* Listens for --metrics, if that was given, and says where. */
 enum shoal_status app_open_admin(struct app *app, struct shoal_error *error);
+/* From now on it answers about store and the payload of that name (borrowed). */
+void app_show_store(struct app *app, const char *name);
 /* Withdraws everything; nothing touches the memory after it. */
 void app_close_store(struct app *app);
 /* stat with the deadline of app; waits for the payload if --wait. */

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "admin.h"
 #include "app.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -249,8 +248,7 @@ static int run_get(struct app *app, int count, char **arguments)
         code = report_failure(app, &error, "cannot join the cluster as %s", app->settings.name);
         goto out;
     }
-    if (app->admin)
-        admin_set_store(app->admin, app->store, name);
+    app_show_store(app, name);
     enum shoal_status status = app_find_payload(app, name, &info, &error);
     if (status == SHOAL_OK)
         status = fetch_list(app, info, &list, &error);

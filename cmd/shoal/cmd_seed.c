@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "admin.h"
 #include "app.h"
 #include "base/error.h"
 #include "filelist.h"
@@ -113,8 +112,7 @@ static int run_seed(struct app *app, int count, char **arguments)
         code = report_failure(app, &error, "cannot join the cluster as %s", app->settings.name);
         goto out_guard;
     }
-    if (app->admin)
-        admin_set_store(app->admin, app->store, name);
+    app_show_store(app, name);
 
     struct shoal_register_options options = {.struct_size = sizeof options,
                                              .max_shard_size = app->settings.max_shard_size,

@@ -11,6 +11,8 @@
 
 #include <shoal/engine.h>
 
+#include "option_spec.h"
+
 /* The values of all options of all commands; a command reads those of its own table. */
 struct settings {
     /* common */
@@ -40,30 +42,6 @@ struct settings {
     bool is_markdown;
 };
 
-enum option_kind {
-    OPTION_END,
-    OPTION_FLAG,     /* bool */
-    OPTION_VERBOSE,  /* int: one more each time */
-    OPTION_QUIET,    /* int: -1 */
-    OPTION_TEXT,     /* const char *: not empty */
-    OPTION_SIZE,     /* uint64_t: bytes, at least 1 */
-    OPTION_RATE,     /* uint64_t: bytes per second, what the engine takes */
-    OPTION_DURATION, /* int64_t: ms, -1 for none */
-    OPTION_UINT,     /* uint64_t: min..max */
-};
-
-struct option_spec {
-    enum option_kind kind;
-    char letter;          /* 0: none */
-    const char *name;     /* without the dashes */
-    const char *argument; /* shown in help; NULL: takes none */
-    const char *env;      /* NULL: none */
-    size_t offset;        /* in struct settings */
-    uint64_t min, max;    /* OPTION_UINT */
-    const char *complete; /* "file", "dir" or NULL */
-    const char *help;
-};
-
 struct app;
 
 struct command {
@@ -90,9 +68,6 @@ void options_set_defaults(struct settings *settings);
 
 /* "  -f, --force           text": written with wrapping, width columns. */
 void options_print(FILE *to, const struct command *command, int width);
-/* Writes text wrapped to width, each line after indent spaces; a newline in text ends a line. */
-void text_print_wrapped(FILE *to, const char *text, int indent, int column, int width);
-
 /* Calls fn for each option of the command, its own first. */
 void options_for_each(const struct command *command, void (*fn)(void *arg, const struct option_spec *spec), void *arg);
 

@@ -96,7 +96,7 @@ enum shoal_status app_open_admin(struct app *app, struct shoal_error *error)
 {
     if (!app->settings.metrics)
         return SHOAL_OK;
-    enum shoal_status status = admin_open(app->settings.metrics, &app->admin, error);
+    enum shoal_status status = admin_open(app->settings.metrics, "not published\n", &app->admin, error);
     if (status != SHOAL_OK)
         return status;
     const char *address = admin_address(app->admin);
@@ -106,6 +106,36 @@ enum shoal_status app_open_admin(struct app *app, struct shoal_error *error)
     report_note(app, "metrics at http://%s/metrics%s", address,
                 admin_is_exposed(app->admin) ? ": whoever reaches this address can read them" : "");
     return SHOAL_OK;
+}
+
+static char *store_metrics(void *arg)
+{
+    const struct app *app = arg;
+    return shoal_store_metrics(app->store);
+}
+
+/* Whether the node answers at all, and whether the payload is published. */
+static bool look_at_store(void *arg, bool *is_ready_out)
+{
+    const struct app *app = arg;
+    struct shoal_served_info *infos = NULL;
+    size_t count = 0;
+    *is_ready_out = false;
+    if (shoal_store_served(app->store, &infos, &count, NULL) != SHOAL_OK)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(infos[i].name, app->served_name) == 0)
+            *is_ready_out = infos[i].is_published != 0;
+    free(infos);
+    return true;
+}
+
+void app_show_store(struct app *app, const char *name)
+{
+    static const struct admin_source source = {.metrics = store_metrics, .look = look_at_store};
+    app->served_name = name;
+    if (app->admin)
+        admin_set_source(app->admin, &source, app);
 }
 
 void app_close_store(struct app *app)

@@ -49,9 +49,10 @@ struct admin {
     int fd;
     char address[HOSTPORT_TEXT_BYTES];
     bool is_exposed;
+    const char *not_ready; /* borrowed */
     /* the loop's */
-    struct shoal_store *store; /* borrowed; NULL: not yet */
-    const char *name;          /* borrowed */
+    const struct admin_source *source; /* borrowed; NULL: not yet */
+    void *source_arg;
     struct loop_io listen_io;
     struct loop_timer pause;
     struct list clients;
@@ -70,42 +71,31 @@ static bool answer(struct client *client, bool has_body, const char *status, con
            (!has_body || buf_append_str(&client->answer, body));
 }
 
-/* Whether the node answers at all, and whether the payload is published. */
-static bool look(const struct admin *admin, bool *is_ready_out)
-{
-    struct shoal_served_info *infos = NULL;
-    size_t count = 0;
-    *is_ready_out = false;
-    if (!admin->store || shoal_store_served(admin->store, &infos, &count, NULL) != SHOAL_OK)
-        return false;
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(infos[i].name, admin->name) == 0)
-            *is_ready_out = infos[i].is_published != 0;
-    free(infos);
-    return true;
-}
-
 static bool answer_path(struct client *client, const char *path, bool has_body)
 {
     static const char text[] = "text/plain", metrics_text[] = "text/plain; version=0.0.4";
+    static const char not_now[] = "503 Service Unavailable";
     const struct admin *admin = client->admin;
-    bool is_ready, is_alive, is_ok;
+    const struct admin_source *source = admin->source;
+    bool is_ready = false, is_ok;
     if (strcmp(path, "/metrics") == 0) {
-        char *metrics = admin->store ? shoal_store_metrics(admin->store) : NULL;
+        char *metrics = source ? source->metrics(admin->source_arg) : NULL;
         is_ok = metrics ? answer(client, has_body, "200 OK", "", metrics_text, metrics)
-                        : answer(client, has_body, "503 Service Unavailable", "", text, "no metrics yet\n");
+                        : answer(client, has_body, not_now, "", text, "no metrics yet\n");
         free(metrics);
         return is_ok;
     }
     if (strcmp(path, "/healthz") == 0) {
-        is_alive = !admin->store || look(admin, &is_ready); /* before it joined, that this thread runs must do */
+        /* before it joined, that this thread runs must do */
+        bool is_alive = !source || source->look(admin->source_arg, &is_ready);
         return is_alive ? answer(client, has_body, "200 OK", "", text, "ok\n")
-                        : answer(client, has_body, "503 Service Unavailable", "", text, "out of memory\n");
+                        : answer(client, has_body, not_now, "", text, "out of memory\n");
     }
-    if (strcmp(path, "/readyz") == 0)
-        return look(admin, &is_ready) && is_ready
-                   ? answer(client, has_body, "200 OK", "", text, "ready\n")
-                   : answer(client, has_body, "503 Service Unavailable", "", text, "not published\n");
+    if (strcmp(path, "/readyz") == 0) {
+        bool is_seen = source && source->look(admin->source_arg, &is_ready) && is_ready;
+        return is_seen ? answer(client, has_body, "200 OK", "", text, "ready\n")
+                       : answer(client, has_body, not_now, "", text, admin->not_ready);
+    }
     return answer(client, has_body, "404 Not Found", "", text, "there are /metrics, /healthz and /readyz\n");
 }
 
@@ -344,7 +334,8 @@ static void start_on_loop(void *arg)
         loop_io_set(&admin->listen_io, LOOP_READ);
 }
 
-enum shoal_status admin_open(const char *address, struct admin **admin_out, struct shoal_error *error)
+enum shoal_status admin_open(const char *address, const char *not_ready, struct admin **admin_out,
+                             struct shoal_error *error)
 {
     struct admin *admin = calloc(1, sizeof *admin);
     struct start_args args = {.admin = admin, .error = error};
@@ -352,6 +343,7 @@ enum shoal_status admin_open(const char *address, struct admin **admin_out, stru
     if (!admin)
         return error_no_memory(error);
     admin->fd = -1;
+    admin->not_ready = not_ready;
     list_init(&admin->clients);
     status = listen_at(admin, address, error);
     if (status == SHOAL_OK)
@@ -378,23 +370,23 @@ bool admin_is_exposed(const struct admin *admin)
     return admin->is_exposed;
 }
 
-struct store_args {
+struct source_args {
     struct admin *admin;
-    struct shoal_store *store;
-    const char *name;
+    const struct admin_source *source;
+    void *arg;
 };
 
-static void set_store_on_loop(void *arg)
+static void set_source_on_loop(void *arg)
 {
-    const struct store_args *args = arg;
-    args->admin->store = args->store;
-    args->admin->name = args->name;
+    const struct source_args *args = arg;
+    args->admin->source = args->source;
+    args->admin->source_arg = args->arg;
 }
 
-void admin_set_store(struct admin *admin, struct shoal_store *store, const char *name)
+void admin_set_source(struct admin *admin, const struct admin_source *source, void *arg)
 {
-    struct store_args args = {.admin = admin, .store = store, .name = name};
-    loop_call(admin->loop, set_store_on_loop, &args);
+    struct source_args args = {.admin = admin, .source = source, .arg = arg};
+    loop_call(admin->loop, set_source_on_loop, &args);
 }
 
 static void stop_on_loop(void *arg)

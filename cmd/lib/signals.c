@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "signals.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -8,7 +10,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "app.h"
 #include "base/clock.h"
 #include "base/error.h"
 
