@@ -33,11 +33,12 @@ enum shoal_status rpc_channels_create(const struct rpc_channels_config *config, 
 /* No call may be running. NULL is allowed. */
 void rpc_channels_destroy(struct rpc_channels *channels);
 
-/* Sends a request whose body is the concatenation of parts (their sum at most RPC_REQUEST_MAX_BYTES) and waits for the
- * answer. instance 0: any. body_out is cleared first and has the answer's body on success. The call's deadline bounds
- * everything, the dial included; its rest travels with the request. An idle connection that turns out to be dead before
- * a byte of the answer is replaced once by a new one. The peer's status with its text, or UNREACHABLE, TIMED_OUT,
- * CANCELED, PROTOCOL, LIMIT, NO_MEMORY; the message begins with the address. */
+/* Sends a request whose body is the concatenation of parts (their sum at most RPC_REQUEST_LARGE_MAX_BYTES; most peers
+ * accept RPC_REQUEST_MAX_BYTES) and waits for the answer. instance 0: any. body_out is cleared first and has the
+ * answer's body on success. The call's deadline bounds everything, the dial included; its rest travels with the
+ * request. An idle connection that turns out to be dead before a byte of the answer is replaced once by a new one. The
+ * peer's status with its text, or UNREACHABLE, TIMED_OUT, CANCELED, PROTOCOL, LIMIT, NO_MEMORY; the message begins with
+ * the address. */
 enum shoal_status rpc_channels_call(struct rpc_channels *channels, const char *address, uint64_t instance,
                                     uint16_t method, const struct iovec *parts, int part_count, const struct call *call,
                                     struct buf *body_out, struct shoal_error *error);

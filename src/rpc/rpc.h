@@ -55,6 +55,10 @@ typedef void (*rpc_handler_fn)(void *arg, struct rpc_request *request);
 /* method 1..RPC_METHOD_MAX-1. Before rpc serves, i.e. directly after create or from the loop thread. */
 void rpc_set_handler(struct rpc *rpc, uint16_t method, rpc_handler_fn fn, void *arg);
 
+/* Bodies of requests that are accepted, at most RPC_REQUEST_LARGE_MAX_BYTES; RPC_REQUEST_MAX_BYTES at first. Before rpc
+ * serves. */
+void rpc_set_request_max(struct rpc *rpc, uint32_t max_bytes);
+
 /* status OK: body is the response message. Else body is ignored and message (may be NULL) is sent as text. Frees
  * request. */
 void rpc_reply(struct rpc_request *request, enum shoal_status status, const char *message, const void *body,

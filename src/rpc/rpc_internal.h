@@ -12,6 +12,7 @@ struct rpc {
         rpc_handler_fn fn;
         void *arg;
     } handlers[RPC_METHOD_MAX];
+    uint32_t request_max_bytes;
     struct list connections; /* struct rpc_connection: accepted */
     struct rpc_counters counters;
 };

@@ -95,7 +95,7 @@ static void on_accept(void *arg, int fd, const struct hello *peer)
     connection->rpc = rpc;
     list_init(&connection->requests);
     snprintf(connection->peer, sizeof connection->peer, "%s", peer->name);
-    if (rpc_stream_init(&connection->stream, rpc->loop, fd, RPC_REQUEST_MAX_BYTES, &connection_events, connection,
+    if (rpc_stream_init(&connection->stream, rpc->loop, fd, rpc->request_max_bytes, &connection_events, connection,
                         &rpc->counters, NULL))
         goto refuse;
     list_push_back(&rpc->connections, &connection->node);
@@ -141,6 +141,11 @@ void rpc_set_handler(struct rpc *rpc, uint16_t method, rpc_handler_fn fn, void *
     rpc->handlers[method].arg = arg;
 }
 
+void rpc_set_request_max(struct rpc *rpc, uint32_t max_bytes)
+{
+    rpc->request_max_bytes = max_bytes < RPC_REQUEST_LARGE_MAX_BYTES ? max_bytes : RPC_REQUEST_LARGE_MAX_BYTES;
+}
+
 enum shoal_status rpc_create(struct loop *loop, struct endpoint *endpoint, struct rpc **rpc_out,
                              struct shoal_error *error)
 {
@@ -150,6 +155,7 @@ enum shoal_status rpc_create(struct loop *loop, struct endpoint *endpoint, struc
         return error_no_memory(error);
     rpc->loop = loop;
     rpc->endpoint = endpoint;
+    rpc->request_max_bytes = RPC_REQUEST_MAX_BYTES;
     list_init(&rpc->connections);
     endpoint_set_handler(endpoint, HELLO_CHANNEL_CONTROL, on_accept, rpc);
     *rpc_out = rpc;

@@ -17,8 +17,9 @@
 #include <shoal/status.h>
 
 #define RPC_FRAME_HEADER_BYTES 24
-#define RPC_REQUEST_MAX_BYTES (64u << 10)  /* what a server accepts unasked */
-#define RPC_RESPONSE_MAX_BYTES (16u << 20) /* what a client accepts for its own request */
+#define RPC_REQUEST_MAX_BYTES (64u << 10)      /* what a server accepts unasked */
+#define RPC_REQUEST_LARGE_MAX_BYTES (1u << 20) /* where batches are meant to arrive: the KV master */
+#define RPC_RESPONSE_MAX_BYTES (16u << 20)     /* what a client accepts for its own request */
 
 enum rpc_kind { RPC_KIND_REQUEST = 1, RPC_KIND_RESPONSE = 2 };
 

@@ -332,6 +332,31 @@ static void f26_hostile_frames_close_the_connection(void **state)
     assert_int_equal(echo.status, SHOAL_OK);
 }
 
+static void set_request_max(void *arg)
+{
+    struct fixture *fixture = arg;
+
+    rpc_set_request_max(fixture->server.rpc, RPC_REQUEST_LARGE_MAX_BYTES);
+}
+
+static void a_server_for_batches_accepts_more(void **state)
+{
+    struct fixture *fixture = *state;
+    char *body = malloc(RPC_REQUEST_LARGE_MAX_BYTES + 1);
+    struct outcome echo;
+
+    memset(body, 'x', RPC_REQUEST_LARGE_MAX_BYTES);
+    body[RPC_REQUEST_LARGE_MAX_BYTES] = '\0';
+    call(fixture, METHOD_FAIL, body, WAIT_MS, &echo);
+    wait_until(fixture, &echo.is_done);
+    assert_int_equal(echo.status, SHOAL_UNREACHABLE); /* closed by the server */
+    loop_call(fixture->server.loop, set_request_max, fixture);
+    call(fixture, METHOD_FAIL, body, WAIT_MS, &echo);
+    wait_until(fixture, &echo.is_done);
+    assert_int_equal(echo.status, SHOAL_NOT_FOUND); /* what the method answers */
+    free(body);
+}
+
 static void bytes_may_come_one_at_a_time(void **state)
 {
     struct fixture *fixture = *state;
@@ -358,6 +383,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(closing_the_client_ends_calls_and_aborts_requests, setup, teardown),
         cmocka_unit_test_setup_teardown(a_dead_server_is_noticed, setup, teardown),
         cmocka_unit_test_setup_teardown(f26_hostile_frames_close_the_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_server_for_batches_accepts_more, setup, teardown),
         cmocka_unit_test_setup_teardown(bytes_may_come_one_at_a_time, setup, teardown),
     };
     return cmocka_run_group_tests_name("rpc", tests, NULL, NULL);
