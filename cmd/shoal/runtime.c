@@ -1,60 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "admin.h"
 #include "app.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
-
-/* Ours alone: nobody else could have put a database there for us to trust. */
-static enum shoal_status check_directory(const char *path, struct shoal_error *error)
-{
-    struct stat info;
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return error_set(error, SHOAL_IO, errno, "cannot make %s for the metadata: %s; give --metadata URI", path,
-                         strerror(errno));
-    if (lstat(path, &info) != 0)
-        return error_set(error, SHOAL_IO, errno, "cannot look at %s: %s", path, strerror(errno));
-    if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid())
-        return error_set(error, SHOAL_PERMISSION, 0, "%s is not a directory of user %u; give --metadata URI", path,
-                         (unsigned)geteuid());
-    if (info.st_mode & 0022)
-        return error_set(error, SHOAL_PERMISSION, 0, "others may write to %s: chmod 700 it, or give --metadata URI",
-                         path);
-    return SHOAL_OK;
-}
+#include "meta/default_uri.h"
 
 enum shoal_status runtime_metadata_uri(char **uri_out, struct shoal_error *error)
 {
-    char directory[PATH_MAX], parent[64];
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    struct stat info;
-    int len;
-    snprintf(parent, sizeof parent, "/run/user/%u", (unsigned)geteuid());
-    if (runtime && *runtime == '/')
-        len = snprintf(directory, sizeof directory, "%s/shoal", runtime);
-    else if (stat(parent, &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid())
-        len = snprintf(directory, sizeof directory, "%s/shoal", parent);
-    else
-        len = snprintf(directory, sizeof directory, "/tmp/shoal-%u", (unsigned)geteuid());
-    if (len < 0 || (size_t)len >= sizeof directory)
-        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "XDG_RUNTIME_DIR is too long; give --metadata URI");
-    enum shoal_status status = check_directory(directory, error);
-    if (status != SHOAL_OK)
-        return status;
-    if (asprintf(uri_out, "sqlite:%s/metadata.db", directory) < 0) {
-        *uri_out = NULL;
-        return error_no_memory(error);
-    }
-    return SHOAL_OK;
+    struct shoal_error why;
+    enum shoal_status status = meta_default_uri(uri_out, &why);
+
+    if (status == SHOAL_OK || status == SHOAL_NO_MEMORY)
+        return status == SHOAL_OK ? status : error_copy(error, &why);
+    return error_set(error, status, why.sys_errno, "%.480s; give --metadata URI", why.message);
 }
 
 struct shoal_call app_call(const struct app *app)
