@@ -24,7 +24,8 @@ struct data_manager;
  * thread of the manager's own) and the backend's events (the session announces what is evicted and moved). */
 enum shoal_status data_manager_create(struct tier_backend *backend, struct session *session,
                                       struct data_manager **manager_out, struct shoal_error *error);
-void data_manager_destroy(struct data_manager *manager); /* NULL is allowed */
+/* Stops the session first, so that what is being finished ends (CANCELED). Not on the loop. NULL is allowed. */
+void data_manager_destroy(struct data_manager *manager);
 
 /* Local put of a whole value from the caller's memory. Blocks. EXISTS (here or anywhere in the cluster), NO_SPACE,
  * LIMIT, IO, TIMED_OUT, UNREACHABLE (the master: nothing stays). object_id_out may be NULL. object_id not 0: a replica.
@@ -33,17 +34,28 @@ enum shoal_status data_manager_put(struct data_manager *manager, const char *key
                                    uint64_t object_id, const struct call *call, uint64_t *object_id_out,
                                    struct shoal_error *error);
 
-/* Commits what is written and announces it; done runs exactly once, on the session's loop or a worker, never inside.
- * Takes the allocation. On success the object is published. */
+/* Commits what is written and announces it. Takes the allocation in every case. OK: done runs exactly once, on the
+ * session's loop or a worker, never inside; with its status OK the object is published. Else there is no done:
+ * NO_MEMORY, LIMIT (too many are being finished). Never blocks. timeout_ms 0: the session's. */
 typedef void (*data_manager_done_fn)(void *arg, enum shoal_status status, uint64_t object_id, unsigned tier,
                                      const struct shoal_error *error);
-void data_manager_finish(struct data_manager *manager, struct tier_allocation *allocation, uint64_t object_id,
-                         int64_t timeout_ms, data_manager_done_fn done, void *arg);
+enum shoal_status data_manager_finish(struct data_manager *manager, struct tier_allocation *allocation,
+                                      uint64_t object_id, int64_t timeout_ms, data_manager_done_fn done, void *arg,
+                                      struct shoal_error *error);
 
 /* Removes the local copy and withdraws its route. Blocks. object_id 0: whichever. NOT_FOUND. */
 enum shoal_status data_manager_delete(struct data_manager *manager, const char *key, uint64_t object_id,
                                       struct shoal_error *error);
 
 struct tier_backend *data_manager_backend(struct data_manager *manager);
+
+struct data_manager_counters {
+    uint64_t puts, put_failures, deletes, drops;
+};
+void data_manager_counters(struct data_manager *manager, struct data_manager_counters *out);
+
+/* MOONCAKE_DM_LOCK_SHARD_COUNT, for tier_backend_config.lock_stripes; unset or empty: 0 (the default).
+ * INVALID_ARGUMENT: not a number of 1..1048576. */
+enum shoal_status data_manager_lock_shards(unsigned *stripes_out, struct shoal_error *error);
 
 #endif

@@ -20,6 +20,18 @@
 #include "tier/tier.h"
 #include "wire/master.pb-c.h"
 
+/* Methods at the master's RPC port (wire/master.proto). */
+enum master_method {
+    MASTER_METHOD_REGISTER = 1,
+    MASTER_METHOD_HEARTBEAT = 2,
+    MASTER_METHOD_ANNOUNCE = 3,
+    MASTER_METHOD_LOOKUP = 4,
+    MASTER_METHOD_WRITE_ROUTE = 5,
+    MASTER_METHOD_REMOVE = 6,
+    MASTER_METHOD_LIST = 7,
+    MASTER_METHOD_STATUS = 8,
+};
+
 struct session;
 
 struct session_config {
@@ -42,22 +54,34 @@ enum shoal_status session_create(const struct session_config *config, struct ses
  * CANCELED. */
 enum shoal_status session_wait_ready(struct session *session, const struct call *call, struct shoal_error *error);
 bool session_is_registered(struct session *session);
-/* Tells the master goodbye (bounded), ends pending announcements with CANCELED. Not on the loop. NULL is allowed. */
+/* Ends pending announcements with CANCELED (their done runs before this returns), takes no more, and ends waiting for
+ * it to be ready. For whoever must see the end of its announcements before it can be destroyed. Not on the loop. */
+void session_stop(struct session *session);
+/* Stops, and tells the master goodbye (bounded). Not on the loop. NULL is allowed. */
 void session_destroy(struct session *session);
+struct loop *session_loop(const struct session *session);
 
-/* An object of this client was removed in the cluster: fn drops it, on the loop's thread it only queues. Before the
- * first registration. */
-typedef void (*session_drop_fn)(void *arg, const char *key, uint64_t object_id);
+/* An object of this client was removed in the cluster: fn drops it, on the loop's thread it only queues. false: it has
+ * no room now and is asked again. Set before the session can have something to drop; NULL: none, what comes meanwhile
+ * is asked again later. When it returns, the previous one is not running. Not on the loop. */
+typedef bool (*session_drop_fn)(void *arg, const char *key, uint64_t object_id);
 void session_set_drop_handler(struct session *session, session_drop_fn fn, void *arg);
 
-/* Queues one entry (copied) for the next batch. done (may be NULL: nobody waits, it is repeated until the master has it
- * or a new registration supersedes it) runs once: OK, EXISTS, NOT_FOUND, TIMED_OUT, UNREACHABLE, CANCELED. */
+/* Queues one entry (copied) for the next batch. done (may be NULL: nobody waits, it is repeated until the master has
+ * it) runs once, on the loop: OK, EXISTS, NOT_FOUND, TIMED_OUT, UNREACHABLE, CANCELED, or another refusal of the
+ * master's. When a NEW or REPLICA ends with TIMED_OUT or UNREACHABLE and the master may have it, the session announces
+ * it GONE by itself. timeout_ms: of entries with done; 0: call_timeout_ms. An error here means no done:
+ * INVALID_ARGUMENT (key), LIMIT (too many wait), CANCELED (stopped), NO_MEMORY. */
 typedef void (*session_done_fn)(void *arg, enum shoal_status status, const struct shoal_error *error);
 enum shoal_status session_announce(struct session *session, Shoal__Wire__MasterAnnounceRequest__Kind kind,
                                    const char *key, uint64_t object_id, uint64_t len_bytes, unsigned tier,
                                    int64_t timeout_ms, session_done_fn done, void *arg);
 
-/* --- questions; block --- */
+/* Grows when everything that is published begins to be gathered for a registration. Who publishes an object later than
+ * in done compares: if it has grown since done, the object may have been missed and is announced HELD. */
+uint64_t session_epoch(struct session *session);
+
+/* --- questions; block; UNREACHABLE: names the master and the cause --- */
 
 struct session_replica {
     uint64_t instance;

@@ -41,6 +41,8 @@ struct rpc_client {
     uint64_t next_id;
     struct loop_timer deadline_timer;
     struct loop_task end_task;
+    void (*lost)(void *arg, const struct shoal_error *error); /* may be NULL */
+    void *lost_arg;
     bool is_end_posted;
     bool is_running_ended; /* run_ended is on the stack */
     bool is_detached;      /* closed while the dial or the task was outstanding: the last of them frees */
@@ -137,16 +139,28 @@ static void on_deadline(void *arg)
     arm_timer(client);
 }
 
+/* The last thing that the caller does with the client, which may be freed inside. */
+static void lose(struct rpc_client *client, enum shoal_status status, const struct shoal_error *error)
+{
+    struct shoal_error detail = *error;
+
+    client->is_connected = false;
+    rpc_stream_release(&client->stream);
+    fail_all(client, status, error);
+    arm_timer(client);
+    if (client->lost) {
+        error_prefix(&detail, "%s", client->address);
+        client->lost(client->lost_arg, &detail);
+    }
+}
+
 static void on_violation(struct rpc_client *client, const char *what)
 {
     struct shoal_error error;
 
     client->rpc->counters.protocol_errors++;
-    client->is_connected = false;
-    rpc_stream_release(&client->stream);
     error_set(&error, SHOAL_PROTOCOL, 0, "%s", what);
-    fail_all(client, SHOAL_PROTOCOL, &error);
-    arm_timer(client);
+    lose(client, SHOAL_PROTOCOL, &error);
 }
 
 static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *body)
@@ -184,12 +198,7 @@ static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *bo
 
 static void on_closed(void *arg, enum shoal_status status, const struct shoal_error *error)
 {
-    struct rpc_client *client = arg;
-
-    client->is_connected = false;
-    rpc_stream_release(&client->stream);
-    fail_all(client, status, error);
-    arm_timer(client);
+    lose(arg, status, error);
 }
 
 static const struct rpc_stream_events client_events = {.frame = on_frame, .closed = on_closed};
@@ -268,6 +277,12 @@ enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t
     map_init(&client->by_id);
     *client_out = client;
     return SHOAL_OK;
+}
+
+void rpc_client_on_lost(struct rpc_client *client, void (*fn)(void *arg, const struct shoal_error *error), void *arg)
+{
+    client->lost = fn;
+    client->lost_arg = arg;
 }
 
 void rpc_client_flush(struct rpc_client *client)

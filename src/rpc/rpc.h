@@ -69,6 +69,9 @@ void rpc_reply(struct rpc_request *request, enum shoal_status status, const char
 /* A handle to one peer; connects with the first call and again after a loss. instance 0: any. NO_MEMORY. */
 enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t instance, int64_t connect_timeout_ms,
                                   struct rpc_client **client_out, struct shoal_error *error);
+/* fn runs on the loop thread whenever the connection is lost, also when no call was waiting; done of the calls that
+ * fail with it follows. It may close the client (which ends them with CANCELED). */
+void rpc_client_on_lost(struct rpc_client *client, void (*fn)(void *arg, const struct shoal_error *error), void *arg);
 /* Ends its calls with CANCELED (their done runs before this returns) and closes the connection. NULL is allowed. */
 void rpc_client_close(struct rpc_client *client);
 

@@ -280,6 +280,54 @@ static void a_dead_server_is_noticed(void **state)
     side_init(&fixture->server, "server");
 }
 
+static void on_lost(void *arg, const struct shoal_error *error)
+{
+    struct outcome *outcome = arg;
+
+    rpc_client_close(outcome->fixture->handle); /* allowed here */
+    outcome->fixture->handle = NULL;
+    on_done(outcome, error->status, NULL, 0, error);
+}
+
+static void set_lost(void *arg)
+{
+    struct outcome *outcome = arg;
+
+    rpc_client_on_lost(outcome->fixture->handle, on_lost, outcome);
+}
+
+/* Also when nobody waits for an answer; the calls that fail with it end once. */
+static void a_lost_connection_is_told(void **state)
+{
+    struct fixture *fixture = *state;
+    struct outcome lost, held;
+
+    for (int has_call = 0; has_call < 2; has_call++) {
+        call(fixture, METHOD_ECHO, "", WAIT_MS, &held);
+        wait_until(fixture, &held.is_done);
+        if (has_call) {
+            fixture->held = NULL;
+            call(fixture, METHOD_HOLD, "", WAIT_MS, &held);
+            wait_held(fixture);
+        }
+        lost = (struct outcome){.fixture = fixture};
+        loop_call(fixture->client.loop, set_lost, &lost);
+        side_release(&fixture->server);
+        wait_until(fixture, &lost.is_done);
+        assert_int_equal(lost.status, SHOAL_UNREACHABLE);
+        assert_non_null(strstr(lost.error.message, fixture->address));
+        assert_int_equal(held.times, 1);
+        if (has_call)
+            assert_int_equal(held.status, SHOAL_CANCELED);
+        side_init(&fixture->server, "server");
+        rpc_set_handler(fixture->server.rpc, METHOD_ECHO, on_echo, fixture);
+        rpc_set_handler(fixture->server.rpc, METHOD_HOLD, on_hold, fixture);
+        snprintf(fixture->address, sizeof fixture->address, "127.0.0.1:%u", endpoint_port(fixture->server.endpoint));
+        assert_int_equal(endpoint_start(fixture->server.endpoint, fixture->address, NULL), SHOAL_OK);
+        loop_call(fixture->client.loop, open_client, fixture);
+    }
+}
+
 static int connect_raw(struct fixture *fixture)
 {
     struct sockaddr_in address = {.sin_family = AF_INET,
@@ -382,6 +430,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(deadlines_end_calls, setup, teardown),
         cmocka_unit_test_setup_teardown(closing_the_client_ends_calls_and_aborts_requests, setup, teardown),
         cmocka_unit_test_setup_teardown(a_dead_server_is_noticed, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_lost_connection_is_told, setup, teardown),
         cmocka_unit_test_setup_teardown(f26_hostile_frames_close_the_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_for_batches_accepts_more, setup, teardown),
         cmocka_unit_test_setup_teardown(bytes_may_come_one_at_a_time, setup, teardown),
