@@ -21,6 +21,17 @@ const char *engine_address(const struct shoal_engine *engine); /* "ip:port" as a
 const char *engine_cluster(const struct shoal_engine *engine); /* for engine/keys.h */
 uint64_t engine_instance(const struct shoal_engine *engine);
 
+/* --- windows --- */
+
+/* A second key for a part of memory that is registered already: what a peer may do there ends with engine_window_close,
+ * while the memory around stays as it is. Any thread. INVALID_ARGUMENT: not inside registered memory, access;
+ * NO_MEMORY. */
+enum shoal_status engine_window_open(struct shoal_engine *engine, void *addr, uint64_t len_bytes, unsigned access,
+                                     uint64_t *key_out, struct shoal_error *error);
+/* When it returns no peer accesses the memory by that key any more, and none will: it waits 500 ms for what is going
+ * on, then drops the connections behind it. Blocks; not on a loop. A key that is none: nothing. */
+void engine_window_close(struct shoal_engine *engine, uint64_t key);
+
 /* --- segments without a metadata request --- */
 
 /* Handle to a peer whose address and instance are known already (a source entry has them). Never blocks. */

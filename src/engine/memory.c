@@ -50,6 +50,17 @@ enum shoal_status shoal_engine_unregister_memory(struct shoal_engine *engine, vo
     return memory_unregister(engine->memory, addr, len_bytes, ENGINE_UNREGISTER_GRACE_MS, evict, engine, error);
 }
 
+enum shoal_status engine_window_open(struct shoal_engine *engine, void *addr, uint64_t len_bytes, unsigned access,
+                                     uint64_t *key_out, struct shoal_error *error)
+{
+    return memory_window_open(engine->memory, addr, len_bytes, access, key_out, error);
+}
+
+void engine_window_close(struct shoal_engine *engine, uint64_t key)
+{
+    memory_window_close(engine->memory, key, ENGINE_UNREGISTER_GRACE_MS, evict, engine);
+}
+
 enum shoal_status shoal_engine_register_memory_batch(struct shoal_engine *engine, const struct shoal_region *regions,
                                                      size_t count, const char *location, unsigned access,
                                                      struct shoal_error *error)

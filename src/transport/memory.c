@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/map.h"
 #include "base/mutex.h"
 #include "base/random.h"
 
@@ -26,6 +27,7 @@ struct memory_table {
     struct cond changed;            /* a pin or a dying region went away */
     struct memory_region **regions; /* owned, sorted by address, never overlapping */
     size_t count, capacity;
+    struct map windows; /* by key: struct memory_region, owned */
     uint64_t next_key;
     uint64_t registered_bytes;
 };
@@ -38,6 +40,7 @@ enum shoal_status memory_table_create(struct memory_table **out, struct shoal_er
         return error_no_memory(error);
     mutex_init(&table->mutex, RANK_MEMORY);
     cond_init(&table->changed);
+    map_init(&table->windows);
     /* A key of an earlier life of the process must not fit by accident. */
     table->next_key = (random_id() >> 1) | 1;
     *out = table;
@@ -51,6 +54,7 @@ void memory_table_destroy(struct memory_table *table)
     for (size_t i = 0; i < table->count; i++)
         free(table->regions[i]);
     free(table->regions);
+    map_release(&table->windows);
     cond_release(&table->changed);
     mutex_release(&table->mutex);
     free(table);
@@ -178,13 +182,31 @@ enum shoal_status memory_register(struct memory_table *table, void *addr, uint64
     return status;
 }
 
+/* Refuses new pins and waits until there are none; keeps the range taken meanwhile. With the mutex held, but for evict
+ * and while waiting. */
+static void drain(struct memory_table *table, struct memory_region *region, int64_t grace_ms,
+                  void (*evict)(void *arg, struct memory_region *region), void *arg)
+{
+    int64_t deadline = deadline_after_ms(grace_ms);
+
+    region->is_dying = true;
+    while (region->pins > 0 && cond_wait_until(&table->changed, &table->mutex, deadline))
+        ;
+    if (region->pins > 0 && evict) {
+        mutex_unlock(&table->mutex);
+        evict(arg, region);
+        mutex_lock(&table->mutex);
+    }
+    while (region->pins > 0)
+        cond_wait(&table->changed, &table->mutex);
+}
+
 enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint64_t len, int64_t grace_ms,
                                     void (*evict)(void *arg, struct memory_region *region), void *arg,
                                     struct shoal_error *error)
 {
     uint64_t start = (uint64_t)(uintptr_t)addr;
     struct memory_region *region;
-    int64_t deadline;
     size_t index;
 
     if (len == 0)
@@ -201,17 +223,7 @@ enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint
         mutex_unlock(&table->mutex);
         return SHOAL_OK;
     }
-    region->is_dying = true; /* refuses new pins; keeps the range taken until they are gone */
-    deadline = deadline_after_ms(grace_ms);
-    while (region->pins > 0 && cond_wait_until(&table->changed, &table->mutex, deadline))
-        ;
-    if (region->pins > 0 && evict) {
-        mutex_unlock(&table->mutex);
-        evict(arg, region);
-        mutex_lock(&table->mutex);
-    }
-    while (region->pins > 0)
-        cond_wait(&table->changed, &table->mutex);
+    drain(table, region, grace_ms, evict, arg);
     remove_region(table, region);
     cond_broadcast(&table->changed);
     mutex_unlock(&table->mutex);
@@ -219,18 +231,86 @@ enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint
     return SHOAL_OK;
 }
 
+/* The region that covers all of the range, or NULL. */
+static struct memory_region *find(const struct memory_table *table, uint64_t addr, uint64_t len)
+{
+    size_t index = lower_bound(table, addr);
+    struct memory_region *region = index < table->count ? table->regions[index] : NULL;
+
+    return region && region->addr <= addr && len <= region->addr + region->len - addr ? region : NULL;
+}
+
+enum shoal_status memory_window_open(struct memory_table *table, void *addr, uint64_t len, unsigned access,
+                                     uint64_t *key_out, struct shoal_error *error)
+{
+    uint64_t start = (uint64_t)(uintptr_t)addr;
+    enum shoal_status status = SHOAL_OK;
+    struct memory_region *window, *region;
+
+    if (access & ~(unsigned)ACCESS_ALL)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "unknown access bits 0x%x", access & ~(unsigned)ACCESS_ALL);
+    if (len == 0) {
+        *key_out = 0;
+        return SHOAL_OK;
+    }
+    window = calloc(1, sizeof *window);
+    if (!window)
+        return error_no_memory(error);
+    mutex_lock(&table->mutex);
+    region = find(table, start, len);
+    if (!region || region->is_dying) {
+        status = error_set(error, SHOAL_INVALID_ARGUMENT, 0, "[0x%llx, +%llu) is not inside registered memory",
+                           (unsigned long long)start, (unsigned long long)len);
+    } else {
+        *window = *region; /* for its location */
+        window->addr = start;
+        window->len = len;
+        window->key = table->next_key;
+        window->refs = 1;
+        window->pins = 0;
+        window->access = access;
+        if (map_put_u64(&table->windows, window->key, window)) {
+            *key_out = table->next_key++;
+            window = NULL;
+        } else {
+            status = error_no_memory(error);
+        }
+    }
+    mutex_unlock(&table->mutex);
+    free(window);
+    return status;
+}
+
+void memory_window_close(struct memory_table *table, uint64_t key, int64_t grace_ms,
+                         void (*evict)(void *arg, struct memory_region *region), void *arg)
+{
+    struct memory_region *window;
+
+    mutex_lock(&table->mutex);
+    window = map_remove_u64(&table->windows, key);
+    if (window)
+        drain(table, window, grace_ms, evict, arg);
+    mutex_unlock(&table->mutex);
+    free(window);
+}
+
 enum shoal_status memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key, unsigned access,
                              struct memory_region **region_out, const char **reason_out)
 {
     enum shoal_status status = SHOAL_INVALID_ARGUMENT;
     const char *reason = NULL;
-    struct memory_region *region = NULL;
+    struct memory_region *region = NULL, *window;
     size_t index;
 
     mutex_lock(&table->mutex);
     index = lower_bound(table, addr);
     if (index < table->count && table->regions[index]->addr <= addr)
         region = table->regions[index];
+    if (access && key && table->windows.count && (!region || region->key != key)) {
+        window = map_get_u64(&table->windows, key);
+        if (window)
+            region = window->addr <= addr && addr < window->addr + window->len ? window : NULL;
+    }
     if (len == 0 || addr + len < addr)
         reason = "range is empty or wraps around";
     else if (!region || len > region->addr + region->len - addr)

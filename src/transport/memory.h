@@ -25,7 +25,16 @@ enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint
                                     void (*evict)(void *arg, struct memory_region *region), void *arg,
                                     struct shoal_error *error);
 
-/* Pins the region that covers [addr, addr+len) if it grants access (0: a local use) and key matches (0: any).
+/* A second key for a part of a registered region, with an end of its own: what one peer may do for a while. The region
+ * must stay registered meanwhile. len 0: key 0. INVALID_ARGUMENT: not inside one region; NO_MEMORY. */
+enum shoal_status memory_window_open(struct memory_table *table, void *addr, uint64_t len, unsigned access,
+                                     uint64_t *key_out, struct shoal_error *error);
+/* As memory_unregister, for the accesses that came with the window's key. An unknown key: nothing. */
+void memory_window_close(struct memory_table *table, uint64_t key, int64_t grace_ms,
+                         void (*evict)(void *arg, struct memory_region *region), void *arg);
+
+/* Pins the region that covers [addr, addr+len) if it grants access (0: a local use) and key matches (0: any; a
+ * window's: the window instead of the region).
  * INVALID_ARGUMENT: refused. IO: a remote access to memory that is marked faulty. reason_out says why (static text). */
 enum shoal_status memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key, unsigned access,
                              struct memory_region **region_out, const char **reason_out);

@@ -156,6 +156,53 @@ static void test_release_waits(void **state)
 }
 
 /* Random registrations against a model of one owner per 64-byte cell. */
+/* A window grants its part by its own key, and ends without the region. */
+static void test_windows(void **state)
+{
+    struct memory_table *table = table_make();
+    uint64_t key = add(table, 0, 10000, SHOAL_ACCESS_REMOTE_READ), window = 0, second = 0;
+    struct holder holder = {.table = table};
+    struct memory_region *held = NULL;
+    struct shoal_error error;
+
+    (void)state;
+    assert_int_equal(memory_window_open(table, block + 1000, 500, SHOAL_ACCESS_REMOTE_WRITE, &window, NULL), SHOAL_OK);
+    assert_int_equal(memory_window_open(table, block + 1000, 500, SHOAL_ACCESS_REMOTE_WRITE, &second, NULL), SHOAL_OK);
+    assert_true(window != key && window != second);
+    assert_int_equal(memory_window_open(table, block + 9999, 2, 0, &second, &error), SHOAL_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "not inside registered memory"));
+    assert_int_equal(memory_window_open(table, block, 1, 64, &second, NULL), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(memory_registered_bytes(table), 10000);
+    assert_int_equal(pin(table, 1000, 500, window, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_OK);
+    assert_int_equal(pin(table, 1499, 1, window, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_OK);
+    assert_int_equal(pin(table, 1499, 2, window, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 999, 2, window, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 1500, 1, window, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 1000, UINT64_MAX - address(1000), window, SHOAL_ACCESS_REMOTE_WRITE),
+                     SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 1000, 1, window, SHOAL_ACCESS_REMOTE_READ), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 1000, 500, key, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 1000, 500, 0, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(pin(table, 1000, 500, key, SHOAL_ACCESS_REMOTE_READ), SHOAL_OK);
+
+    /* Its end waits for those who came by its key, and only for them. */
+    assert_int_equal(memory_pin(table, address(1000), 500, key, SHOAL_ACCESS_REMOTE_READ, &held, NULL), SHOAL_OK);
+    assert_int_equal(memory_pin(table, address(1000), 500, window, SHOAL_ACCESS_REMOTE_WRITE, &holder.region, NULL),
+                     SHOAL_OK);
+    memory_window_close(table, window, 1, evict, &holder);
+    assert_true(holder.is_evicted);
+    memory_unpin(table, held);
+    assert_int_equal(pin(table, 1000, 500, window, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_INVALID_ARGUMENT);
+    memory_window_close(table, window, 0, evict, &holder); /* a second time: nothing */
+    assert_int_equal(pin(table, 1000, 500, second, SHOAL_ACCESS_REMOTE_WRITE), SHOAL_OK);
+    assert_int_equal(memory_window_open(table, block, 0, SHOAL_ACCESS_REMOTE_WRITE, &window, NULL), SHOAL_OK);
+    assert_int_equal(window, 0);
+    memory_window_close(table, window, 0, NULL, NULL);
+    memory_window_close(table, second, 0, NULL, NULL);
+    drop(table, 0, 10000);
+    memory_table_destroy(table);
+}
+
 static void test_random(void **state)
 {
     enum { CELLS = 256, CELL = 64 };
@@ -212,8 +259,9 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pins),  cmocka_unit_test(test_references),    cmocka_unit_test(test_faulty),
-        cmocka_unit_test(test_evict), cmocka_unit_test(test_release_waits), cmocka_unit_test(test_random),
+        cmocka_unit_test(test_pins),    cmocka_unit_test(test_references),    cmocka_unit_test(test_faulty),
+        cmocka_unit_test(test_evict),   cmocka_unit_test(test_release_waits), cmocka_unit_test(test_random),
+        cmocka_unit_test(test_windows),
     };
 
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
