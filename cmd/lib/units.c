@@ -8,72 +8,12 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/number.h"
 #include "base/utf8.h"
-
-/* Reads digits with an optional fraction; the fraction is kept apart so that whole numbers stay exact to 64 bits. */
-static bool parse_number(const char **text, uint64_t *whole_out, double *fraction_out)
-{
-    const char *p = *text;
-    if (!isdigit((unsigned char)*p))
-        return false;
-    uint64_t whole = 0;
-    for (; isdigit((unsigned char)*p); p++) {
-        unsigned digit = (unsigned)(*p - '0');
-        if (whole > (UINT64_MAX - digit) / 10)
-            return false;
-        whole = whole * 10 + digit;
-    }
-    double fraction = 0, scale = 1;
-    if (*p == '.') {
-        p++;
-        if (!isdigit((unsigned char)*p))
-            return false;
-        for (; isdigit((unsigned char)*p); p++) {
-            scale /= 10;
-            fraction += (*p - '0') * scale;
-        }
-    }
-    *text = p;
-    *whole_out = whole;
-    *fraction_out = fraction;
-    return true;
-}
-
-static bool scale_number(uint64_t whole, double fraction, uint64_t unit, uint64_t max, uint64_t *out)
-{
-    if (whole > max / unit)
-        return false;
-    uint64_t value = whole * unit;
-    uint64_t extra = (uint64_t)(fraction * (double)unit + 0.5);
-    if (value > max - extra)
-        return false;
-    *out = value + extra;
-    return true;
-}
 
 bool units_parse_size(const char *text, uint64_t *bytes_out)
 {
-    uint64_t whole;
-    double fraction;
-    if (!parse_number(&text, &whole, &fraction))
-        return false;
-    uint64_t unit = 1;
-    static const char letters[] = "KMGTP";
-    const char *letter = *text ? strchr(letters, toupper((unsigned char)*text)) : NULL;
-    if (letter) {
-        uint64_t base = 1024;
-        if (strcasecmp(text + 1, "B") == 0)
-            base = 1000;
-        else if (text[1] != '\0' && strcasecmp(text + 1, "iB") != 0)
-            return false;
-        for (const char *l = letters; l <= letter; l++)
-            unit *= base;
-    } else if (*text != '\0' && strcasecmp(text, "B") != 0) {
-        return false;
-    }
-    if (fraction != 0 && unit == 1)
-        return false;
-    return scale_number(whole, fraction, unit, INT64_MAX, bytes_out);
+    return number_parse_size(text, bytes_out);
 }
 
 bool units_parse_rate(const char *text, uint64_t *bytes_per_s_out)
@@ -81,7 +21,7 @@ bool units_parse_rate(const char *text, uint64_t *bytes_per_s_out)
     static const char letters[] = "KMGT";
     uint64_t whole, value, unit = 1, base = 1000, bits = 8;
     double fraction;
-    if (!parse_number(&text, &whole, &fraction))
+    if (!number_parse(&text, &whole, &fraction))
         return false;
     const char *letter = *text ? strchr(letters, toupper((unsigned char)*text)) : NULL;
     if (letter) {
@@ -101,7 +41,7 @@ bool units_parse_rate(const char *text, uint64_t *bytes_per_s_out)
     }
     if (*text != '\0' && strcmp(text, "/s") != 0)
         return false;
-    if ((fraction != 0 && unit == 1) || !scale_number(whole, fraction, unit, INT64_MAX, &value))
+    if ((fraction != 0 && unit == 1) || !number_scale(whole, fraction, unit, INT64_MAX, &value))
         return false;
     *bytes_per_s_out = bits == 1 ? value / 8 : value;
     return true;
@@ -115,7 +55,7 @@ bool units_parse_duration(const char *text, int64_t *ms_out)
     }
     uint64_t whole, unit, ms;
     double fraction;
-    if (!parse_number(&text, &whole, &fraction))
+    if (!number_parse(&text, &whole, &fraction))
         return false;
     if (strcmp(text, "ms") == 0)
         unit = 1;
@@ -127,7 +67,7 @@ bool units_parse_duration(const char *text, int64_t *ms_out)
         unit = 3600 * 1000;
     else
         return false;
-    if (!scale_number(whole, fraction, unit, UINT64_C(365) * 24 * 3600 * 1000, &ms) || ms == 0)
+    if (!number_scale(whole, fraction, unit, UINT64_C(365) * 24 * 3600 * 1000, &ms) || ms == 0)
         return false;
     *ms_out = (int64_t)ms;
     return true;

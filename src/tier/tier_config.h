@@ -3,6 +3,9 @@
  *
  *     {"tiers": [{"type": "DRAM", "capacity": 536870912, "priority": 100, "allocator_type": "OFFSET"},
  *                {"type": "STORAGE", "capacity": "100GB", "priority": 10, "storage_filepath": "/data/kv"}]}
+ *
+ * DRAM also has "numa_node" (a number) and "huge_pages" (true or false); beside "tiers" there may be "watermark_low",
+ * "watermark_high" and "watermark_critical" (percent).
  */
 #ifndef SHOAL_TIER_TIER_CONFIG_H
 #define SHOAL_TIER_TIER_CONFIG_H
