@@ -25,7 +25,7 @@ struct rpc_channels_config {
     const struct byte_channel_ops *ops; /* NULL: byte_channel_find(MC_RPC_PROTOCOL or "tcp") */
     unsigned max_idle_per_peer;         /* kept open; 0: 32 */
     unsigned max_idle;                  /* of all peers together, the longest idle one is closed; 0: 256 */
-    int64_t idle_ms;                    /* closed when idle for longer; 0: 60000 */
+    int64_t idle_ms;                    /* closed, with the next call to anybody, when idle for longer; 0: 60000 */
     int64_t connect_timeout_ms;         /* 0: 3000 */
 };
 enum shoal_status rpc_channels_create(const struct rpc_channels_config *config, struct rpc_channels **channels_out,
@@ -33,15 +33,23 @@ enum shoal_status rpc_channels_create(const struct rpc_channels_config *config, 
 /* No call may be running. NULL is allowed. */
 void rpc_channels_destroy(struct rpc_channels *channels);
 
+#define RPC_CHANNELS_PARTS_MAX 64
+
 /* Sends a request whose body is the concatenation of parts (their sum at most RPC_REQUEST_LARGE_MAX_BYTES; most peers
  * accept RPC_REQUEST_MAX_BYTES) and waits for the answer. instance 0: any. body_out is cleared first and has the
  * answer's body on success. The call's deadline bounds everything, the dial included; its rest travels with the
- * request. An idle connection that turns out to be dead before a byte of the answer is replaced once by a new one. The
- * peer's status with its text, or UNREACHABLE, TIMED_OUT, CANCELED, PROTOCOL, LIMIT, NO_MEMORY; the message begins with
- * the address. */
+ * request. An idle connection that turns out to be dead before a byte of the answer is replaced once by a new one, so
+ * the peer may see such a request twice. The peer's status with its text, or UNREACHABLE, TIMED_OUT, CANCELED,
+ * PROTOCOL, ADDRESS, LIMIT, NO_MEMORY; the message begins with the address. A peer that does not accept a connection
+ * within connect_timeout_ms is UNREACHABLE. */
 enum shoal_status rpc_channels_call(struct rpc_channels *channels, const char *address, uint64_t instance,
                                     uint16_t method, const struct iovec *parts, int part_count, const struct call *call,
                                     struct buf *body_out, struct shoal_error *error);
+/* The same for a request that must not be repeated: idle connections are looked at before they are used, and when one
+ * dies after the request was sent, the answer is UNREACHABLE: the peer may or may not have acted. */
+enum shoal_status rpc_channels_call_once(struct rpc_channels *channels, const char *address, uint64_t instance,
+                                         uint16_t method, const struct iovec *parts, int part_count,
+                                         const struct call *call, struct buf *body_out, struct shoal_error *error);
 /* A peer is known to be dead: its idle connections are closed. */
 void rpc_channels_forget(struct rpc_channels *channels, const char *address);
 

@@ -127,6 +127,9 @@ static void on_io(void *arg, unsigned events)
         on_writable(stream);
     if (!is_gone && stream->fd >= 0 && (events & LOOP_READ))
         on_readable(stream, &is_gone);
+    /* What the frames were answered with, together. */
+    if (!is_gone && stream->fd >= 0)
+        on_writable(stream);
     if (is_gone)
         return;
     stream->is_gone = NULL;
@@ -189,8 +192,11 @@ enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_fr
     rpc_frame_encode(frame, header);
     buf_append(&stream->out, header, sizeof header);
     buf_append(&stream->out, body, frame->body_len);
-    /* Written when the loop next finds the socket writable: several frames share a system call and no callback can run
-     * inside the caller. */
-    loop_io_set(&stream->io, wanted_events(stream));
+    /* From inside on_io: written when all frames that came together have been looked at. Else at once, but no callback
+     * may run inside the caller: an error shows up with the next event. */
+    if (!stream->is_gone) {
+        write_queue(stream);
+        loop_io_set(&stream->io, wanted_events(stream));
+    }
     return SHOAL_OK;
 }

@@ -31,10 +31,10 @@ enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, 
                                   struct shoal_error *error);
 /* Closes the descriptor; no callback. */
 void rpc_stream_release(struct rpc_stream *stream);
-/* Queues a frame. LIMIT: the peer does not read; NO_MEMORY. A write error is reported through closed later. */
-enum shoal_status rpc_stream_send(
-    struct rpc_stream *stream, const struct rpc_frame *frame,
-    const void *body); /* Writes what the socket takes without waiting. Errors show up later, through closed. */
+/* Queues a frame and writes what the socket takes without waiting; answers to frames that came together are written
+ * together. LIMIT: the peer does not read; NO_MEMORY. A write error is reported through closed later. */
+enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body);
+/* Writes what the socket takes without waiting. Errors show up later, through closed. */
 void rpc_stream_flush(struct rpc_stream *stream);
 
 #endif

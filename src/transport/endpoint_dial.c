@@ -84,37 +84,12 @@ static void fail_lost(struct endpoint_dial *dial, const char *what, int sys_errn
 
 static void judge_answer(struct endpoint_dial *dial)
 {
-    enum shoal_status status;
+    enum shoal_status status = hello_decode(dial->reader.data, dial->reader.len, &dial->peer);
 
-    if (hello_decode(dial->reader.data, dial->reader.len, &dial->peer) != SHOAL_OK) {
-        finish(dial,
-               error_set(&dial->error, SHOAL_PROTOCOL, 0, "%s answered the handshake with nonsense", dial->address));
-        return;
-    }
-    switch (dial->peer.verdict) {
-    case HELLO_ACCEPT:
-        if (strcmp(dial->peer.cluster, dial->endpoint->cluster) == 0 &&
-            (!dial->wanted || dial->peer.instance == dial->wanted)) {
-            finish(dial, SHOAL_OK);
-            return;
-        }
-        status = SHOAL_UNREACHABLE;
-        error_set(&dial->error, status, 0, "%s is used by another process now ('%s')", dial->address, dial->peer.name);
-        break;
-    case HELLO_REFUSE_LIMIT:
-        status = SHOAL_LIMIT;
-        break;
-    case HELLO_REFUSE_CHANNEL:
-    case HELLO_REFUSE_IDENTITY:
-        status = SHOAL_UNREACHABLE;
-        break;
-    default:
-        status = SHOAL_PROTOCOL;
-        break;
-    }
-    if (dial->peer.verdict != HELLO_ACCEPT)
-        error_set(&dial->error, status, 0, "%s ('%s') refused the connection: %s", dial->address, dial->peer.name,
-                  hello_verdict_text(dial->peer.verdict));
+    if (status)
+        error_set(&dial->error, status, 0, "%s answered the handshake with nonsense", dial->address);
+    else
+        status = hello_judge_answer(&dial->peer, dial->address, dial->endpoint->cluster, dial->wanted, &dial->error);
     finish(dial, status);
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/endian.h"
+#include "base/error.h"
 
 static const uint8_t hello_magic[4] = {'S', 'H', 'O', 'L'};
 
@@ -130,4 +131,29 @@ const char *hello_verdict_text(unsigned verdict)
     default:
         return "refused for an unknown reason";
     }
+}
+
+enum shoal_status hello_judge_answer(const struct hello *answer, const char *address, const char *cluster,
+                                     uint64_t wanted, struct shoal_error *error)
+{
+    enum shoal_status status = SHOAL_PROTOCOL;
+
+    switch (answer->verdict) {
+    case HELLO_ACCEPT:
+        if (strcmp(answer->cluster, cluster) == 0 && (!wanted || answer->instance == wanted))
+            return SHOAL_OK;
+        return error_set(error, SHOAL_UNREACHABLE, 0, "%s is used by another process now ('%s')", address,
+                         answer->name);
+    case HELLO_REFUSE_LIMIT:
+        status = SHOAL_LIMIT;
+        break;
+    case HELLO_REFUSE_CHANNEL:
+    case HELLO_REFUSE_IDENTITY:
+        status = SHOAL_UNREACHABLE;
+        break;
+    default:
+        break;
+    }
+    return error_set(error, status, 0, "%s ('%s') refused the connection: %s", address, answer->name,
+                     hello_verdict_text(answer->verdict));
 }

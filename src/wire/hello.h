@@ -52,5 +52,9 @@ enum shoal_status hello_frame_len(const uint8_t prefix[HELLO_PREFIX_BYTES], size
 /* Decodes a whole frame. Unknown trailing bytes are ignored (a later version may add fields). PROTOCOL: malformed. */
 enum shoal_status hello_decode(const uint8_t *frame, size_t len, struct hello *hello_out);
 const char *hello_verdict_text(unsigned verdict);
+/* The dialing side's look at the answer: may the connection be used? wanted: the instance it asked for, 0: any. OK,
+ * UNREACHABLE (somebody else), LIMIT (peer is full), PROTOCOL, with a message that names address. */
+enum shoal_status hello_judge_answer(const struct hello *answer, const char *address, const char *cluster,
+                                     uint64_t wanted, struct shoal_error *error);
 
 #endif
