@@ -8,7 +8,7 @@
  *     shoal_kv_open(&config, NULL, &kv, &error);
  *     shoal_kv_put(kv, "prefix/1", data, len, NULL, NULL, &error);
  *     shoal_kv_get_into(kv, "prefix/1", buffer, sizeof buffer, NULL, &len, &error);
- *     shoal_kv_close(kv, NULL);
+ *     shoal_kv_close(kv);
  *
  * Three ways to open: with tiers this process owns objects and serves them to others; without tiers it only reads and
  * writes what others own; with client set to the --port of a mooncake_client of this host it asks that one for
