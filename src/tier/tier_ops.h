@@ -47,7 +47,8 @@ struct tier_ops {
      * legal. error is not filled with NO_SPACE: this is asked often. */
     enum shoal_status (*allocate)(struct tier *tier, uint64_t len_bytes, struct tier_space **space_out,
                                   struct shoal_error *error);
-    /* The space is free at once. A persisted space has been forgotten before. */
+    /* The space is free at once. A persisted space has been forgotten before, but for the end: just before destroy all
+     * spaces are released, and what is persisted stays on the disk. */
     void (*release)(struct tier *tier, struct tier_space *space);
 
     /* The object's memory, or NULL where it has no address (then write and read). Stable until release. */

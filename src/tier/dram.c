@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The DRAM kind: one mapping, registered with the engine as a whole, divided by the offset allocator. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <shoal/engine.h>
+
+#include "base/error.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "tier/allocator.h"
+#include "tier/tier_ops.h"
+
+#define LOG_MODULE "tier"
+#define UNIT_BYTES 64 /* a cache line: objects do not share one */
+#define HUGE_PAGE_BYTES (2ull << 20)
+#define NUMA_NODES_MAX 1024
+#define MPOL_PREFERRED_ 1 /* of linux/mempolicy.h, which libnuma's package ships */
+
+struct dram {
+    struct tier tier;
+    struct shoal_engine *engine; /* borrowed; NULL: not registered */
+    uint8_t *memory;             /* mapping, owned */
+    uint64_t mapped_bytes;
+    struct mutex lock;           /* RANK_TIER_SPACE; guards allocator */
+    struct allocator *allocator; /* owned */
+};
+
+struct dram_space {
+    struct tier_space space;
+    struct allocator_range range;
+};
+
+/* Of all DRAM tiers of the process: together they must fit into the memory. */
+static uint64_t all_mapped_bytes;
+
+static struct dram *dram_of(const struct tier *tier)
+{
+    return container_of(tier, struct dram, tier);
+}
+
+static struct dram_space *space_of(const struct tier_space *space)
+{
+    return container_of(space, struct dram_space, space);
+}
+
+/* --- memory --- */
+
+static bool claim_memory(uint64_t bytes, uint64_t *physical_out)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    uint64_t mapped = __atomic_load_n(&all_mapped_bytes, __ATOMIC_RELAXED);
+
+    *physical_out = pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : UINT64_MAX;
+    do {
+        if (bytes > *physical_out || mapped > *physical_out - bytes)
+            return false;
+    } while (!__atomic_compare_exchange_n(&all_mapped_bytes, &mapped, mapped + bytes, false, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    return true;
+}
+
+static bool has_numa_node(int node)
+{
+    char path[64];
+    (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%d", node);
+    return access(path, F_OK) == 0;
+}
+
+/* A wish: memory from elsewhere is better than none. */
+static void prefer_numa_node(const struct dram *dram, unsigned index, int node)
+{
+    unsigned long mask[NUMA_NODES_MAX / (8 * sizeof(unsigned long))] = {0};
+    const unsigned bits = 8 * sizeof mask[0];
+    bool has_others = false;
+
+    if (node < 0)
+        return;
+    if (node >= NUMA_NODES_MAX || !has_numa_node(node)) {
+        LOG_WARN("tier %u (DRAM): this machine has no NUMA node %d, memory comes from any", index, node);
+        return;
+    }
+    for (int other = 0; other < NUMA_NODES_MAX && !has_others; other++)
+        has_others = other != node && has_numa_node(other);
+    if (!has_others)
+        return;
+    mask[(unsigned)node / bits] = 1ul << ((unsigned)node % bits);
+    if (syscall(SYS_mbind, dram->memory, dram->mapped_bytes, MPOL_PREFERRED_, mask, (unsigned long)NUMA_NODES_MAX, 0ul))
+        LOG_WARN("tier %u (DRAM): memory of NUMA node %d: %s; it comes from any", index, node, strerror(errno));
+}
+
+static enum shoal_status map_memory(struct dram *dram, const struct tier_config *config, unsigned index,
+                                    struct shoal_error *error)
+{
+    const int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    void *memory = MAP_FAILED;
+    bool is_huge = false;
+    int saved_errno;
+
+    if (config->wants_huge_pages) {
+        dram->mapped_bytes = (dram->mapped_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        memory = mmap(NULL, dram->mapped_bytes, protection, flags | MAP_HUGETLB, -1, 0);
+        is_huge = memory != MAP_FAILED;
+    }
+    if (memory == MAP_FAILED)
+        memory = mmap(NULL, dram->mapped_bytes, protection, flags, -1, 0);
+    if (memory == MAP_FAILED) {
+        saved_errno = errno;
+        return error_set(error, SHOAL_NO_MEMORY, saved_errno, "tier %u (DRAM): mapping %" PRIu64 " bytes: %s", index,
+                         config->capacity_bytes, strerror(saved_errno));
+    }
+    dram->memory = memory;
+    if (config->wants_huge_pages && !is_huge && madvise(memory, dram->mapped_bytes, MADV_HUGEPAGE))
+        LOG_INFO("tier %u (DRAM): no huge pages here: %s", index, strerror(errno));
+    (void)madvise(memory, dram->mapped_bytes, MADV_DONTDUMP);
+    prefer_numa_node(dram, index, config->numa_node);
+    return SHOAL_OK;
+}
+
+/* --- the table --- */
+
+static void dram_destroy(struct tier *tier)
+{
+    struct dram *dram = dram_of(tier);
+    struct shoal_error error;
+
+    if (tier->memory_key &&
+        shoal_engine_unregister_memory(dram->engine, dram->memory, tier->capacity_bytes, &error) != SHOAL_OK)
+        LOG_ERROR("DRAM tier: %s", error.message);
+    if (dram->memory)
+        munmap(dram->memory, dram->mapped_bytes);
+    allocator_destroy(dram->allocator);
+    __atomic_fetch_sub(&all_mapped_bytes, tier->capacity_bytes, __ATOMIC_RELAXED);
+    mutex_release(&dram->lock);
+    free(dram);
+}
+
+static enum shoal_status dram_create(const struct tier_config *config, unsigned index, struct shoal_engine *engine,
+                                     struct tier **tier_out, struct shoal_error *error)
+{
+    struct dram *dram;
+    uint64_t physical;
+    enum shoal_status status;
+
+    if (config->capacity_bytes < UNIT_BYTES)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
+                         "tier %u (DRAM): capacity is %" PRIu64 " bytes; at least %d are needed", index,
+                         config->capacity_bytes, UNIT_BYTES);
+    dram = calloc(1, sizeof *dram);
+    if (!dram)
+        return error_no_memory(error);
+    if (!claim_memory(config->capacity_bytes / UNIT_BYTES * UNIT_BYTES, &physical)) {
+        free(dram);
+        return error_set(error, SHOAL_NO_MEMORY, 0,
+                         "tier %u (DRAM): capacity of %" PRIu64 " bytes, with the other DRAM tiers of this process, is "
+                         "more than the %" PRIu64 " bytes of memory of this machine",
+                         index, config->capacity_bytes, physical);
+    }
+    mutex_init(&dram->lock, RANK_TIER_SPACE);
+    dram->engine = engine;
+    dram->tier = (struct tier){.ops = &tier_ops_dram,
+                               .capacity_bytes = config->capacity_bytes / UNIT_BYTES * UNIT_BYTES,
+                               .max_object_bytes = config->capacity_bytes / UNIT_BYTES * UNIT_BYTES,
+                               .has_data = true};
+    dram->mapped_bytes = dram->tier.capacity_bytes;
+    dram->allocator = allocator_create(dram->tier.capacity_bytes, UNIT_BYTES, 0);
+    status = dram->allocator ? map_memory(dram, config, index, error) : error_no_memory(error);
+    if (status == SHOAL_OK && engine) {
+        status = shoal_engine_register_memory(engine, dram->memory, dram->tier.capacity_bytes, "*",
+                                              SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE,
+                                              &dram->tier.memory_key, error);
+        if (status != SHOAL_OK)
+            error_prefix(error, "tier %u (DRAM)", index);
+    }
+    if (status != SHOAL_OK) {
+        dram_destroy(&dram->tier);
+        return status;
+    }
+    *tier_out = &dram->tier;
+    return SHOAL_OK;
+}
+
+static enum shoal_status dram_recover(struct tier *tier, tier_recovered_fn fn, void *arg, struct shoal_error *error)
+{
+    (void)tier;
+    (void)fn;
+    (void)arg;
+    (void)error;
+    return SHOAL_OK; /* nothing outlives the process */
+}
+
+static enum shoal_status dram_allocate(struct tier *tier, uint64_t len_bytes, struct tier_space **space_out,
+                                       struct shoal_error *error)
+{
+    struct dram *dram = dram_of(tier);
+    struct dram_space *space = malloc(sizeof *space);
+    bool is_taken;
+
+    if (!space)
+        return error_no_memory(error);
+    space->space.len_bytes = len_bytes;
+    mutex_lock(&dram->lock);
+    is_taken = allocator_take(dram->allocator, len_bytes, &space->range);
+    __atomic_store_n(&tier->used_bytes, allocator_used_bytes(dram->allocator), __ATOMIC_RELAXED);
+    mutex_unlock(&dram->lock);
+    if (!is_taken) {
+        free(space);
+        return SHOAL_NO_SPACE;
+    }
+    *space_out = &space->space;
+    return SHOAL_OK;
+}
+
+static void dram_release(struct tier *tier, struct tier_space *space)
+{
+    struct dram *dram = dram_of(tier);
+
+    mutex_lock(&dram->lock);
+    allocator_give(dram->allocator, space_of(space)->range.handle);
+    __atomic_store_n(&tier->used_bytes, allocator_used_bytes(dram->allocator), __ATOMIC_RELAXED);
+    mutex_unlock(&dram->lock);
+    free(space_of(space));
+}
+
+static void *dram_data(const struct tier *tier, const struct tier_space *space)
+{
+    return dram_of(tier)->memory + space_of(space)->range.offset_bytes;
+}
+
+static enum shoal_status dram_write(struct tier *tier, struct tier_space *space, uint64_t offset_bytes,
+                                    const void *data, size_t len_bytes, struct shoal_error *error)
+{
+    (void)error;
+    if (len_bytes)
+        memcpy((uint8_t *)dram_data(tier, space) + offset_bytes, data, len_bytes);
+    return SHOAL_OK;
+}
+
+static enum shoal_status dram_seal(struct tier *tier, struct tier_space *space, struct shoal_error *error)
+{
+    (void)tier;
+    (void)space;
+    (void)error;
+    return SHOAL_OK; /* whoever had the address wrote what it wanted to */
+}
+
+static enum shoal_status dram_read(struct tier *tier, struct tier_space *space, uint64_t offset_bytes, void *out,
+                                   size_t len_bytes, struct shoal_error *error)
+{
+    (void)error;
+    if (len_bytes)
+        memcpy(out, (const uint8_t *)dram_data(tier, space) + offset_bytes, len_bytes);
+    return SHOAL_OK;
+}
+
+static enum shoal_status dram_persist(struct tier *tier, struct tier_space *space, const char *key, uint64_t object_id,
+                                      struct shoal_error *error)
+{
+    (void)tier;
+    (void)space;
+    (void)key;
+    (void)object_id;
+    (void)error;
+    return SHOAL_OK;
+}
+
+static enum shoal_status dram_forget(struct tier *tier, struct tier_space *space, bool is_durable,
+                                     struct shoal_error *error)
+{
+    (void)tier;
+    (void)space;
+    (void)is_durable;
+    (void)error;
+    return SHOAL_OK;
+}
+
+static bool dram_maintain(struct tier *tier)
+{
+    (void)tier;
+    return false;
+}
+
+const struct tier_ops tier_ops_dram = {
+    .name = "DRAM",
+    .create = dram_create,
+    .destroy = dram_destroy,
+    .recover = dram_recover,
+    .allocate = dram_allocate,
+    .release = dram_release,
+    .data = dram_data,
+    .write = dram_write,
+    .seal = dram_seal,
+    .read = dram_read,
+    .persist = dram_persist,
+    .forget = dram_forget,
+    .maintain = dram_maintain,
+};
