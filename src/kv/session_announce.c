@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Announcements while the client is registered. One batch is on its way at a time: the first entry goes at once, what
+ * comes meanwhile travels together. So the order per key is the order of arrival, with one exception: entries that
+ * nobody waits for let others pass, but not those of the same key. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "kv/session_internal.h"
+
+#define LOG_MODULE "session"
+#include "base/log.h"
+
+#define ENTRY_OVERHEAD_BYTES 40
+#define SHORT_OF_MEMORY_MS 50
+
+#define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
+
+typedef Shoal__Wire__MasterAnnounceRequest__Entry wire_entry;
+
+struct announce_batch {
+    struct session *session;
+    struct list entries; /* struct announce_entry */
+    size_t count, body_bytes;
+};
+
+/* A master that has an entry like this one has a route that only its client can take back. */
+static bool makes_route(const struct announce_entry *entry)
+{
+    return entry->kind == KIND(NEW) || entry->kind == KIND(REPLICA);
+}
+
+/* --- the end of an entry --- */
+
+static void tell(struct session *session, struct announce_entry *entry, enum shoal_status status,
+                 const struct shoal_error *error)
+{
+    session_done_fn done = entry->done;
+    struct shoal_error detail;
+
+    if (!done)
+        return;
+    entry->done = NULL;
+    mutex_lock(&session->mutex);
+    session->waiter_count--;
+    mutex_unlock(&session->mutex);
+    if (error) {
+        detail = *error;
+        detail.status = status;
+        error_prefix(&detail, "key '%.100s'", entry->key);
+    } else if (status) {
+        error_set(&detail, status, 0, "key '%.100s': %s", entry->key, shoal_status_text(status));
+    }
+    done(entry->arg, status, status ? &detail : NULL);
+}
+
+/* --- the backlog: what nobody waits for --- */
+
+static void backlog_remove(struct session *session, struct announce_entry *entry)
+{
+    struct announce_entry *before = map_get(&session->backlog, entry->key, entry->key_len);
+
+    list_remove(&entry->node);
+    session->backlog_count--;
+    if (before != entry) {
+        while (before->next_same_key != entry)
+            before = before->next_same_key;
+        before->next_same_key = entry->next_same_key;
+    } else if (entry->next_same_key) {
+        map_put(&session->backlog, entry->key, entry->key_len, entry->next_same_key); /* replaces: needs no memory */
+    } else {
+        map_remove(&session->backlog, entry->key, entry->key_len);
+    }
+    entry->next_same_key = NULL;
+}
+
+/* Takes the entry. One entry per object: the newest news count. is_older: what is there already is newer. */
+static void backlog_add(struct session *session, struct announce_entry *entry, bool is_older)
+{
+    struct announce_entry *first = map_get(&session->backlog, entry->key, entry->key_len), *same = first;
+
+    while (same && same->object_id != entry->object_id)
+        same = same->next_same_key;
+    if (same) {
+        if (!is_older) {
+            same->kind = entry->kind;
+            same->len_bytes = entry->len_bytes;
+            same->tier = entry->tier;
+        }
+        free(entry);
+        return;
+    }
+    if (session->backlog_count < SESSION_BACKLOG_MAX) {
+        entry->next_same_key = first ? first->next_same_key : NULL;
+        if (first)
+            first->next_same_key = entry;
+        if (first || map_put(&session->backlog, entry->key, entry->key_len, entry)) {
+            list_push_back(&session->backlog_order, &entry->node);
+            session->backlog_count++;
+            return;
+        }
+    }
+    /* A registration makes the master forget what is not announced again, so it stands for what is thrown away here.
+     * Not at once: it ends what is on its way, and this may run in the middle of that. */
+    free(entry);
+    session_count(&session->counters.announce_failures);
+    session->wants_registration = true;
+    loop_timer_start(&session->pump_timer, 1);
+}
+
+/* Nobody waits for it any more, but the master may have its route. */
+static void take_back(struct session *session, struct announce_entry *entry)
+{
+    entry->kind = KIND(GONE);
+    entry->is_orphan = false;
+    backlog_add(session, entry, false);
+}
+
+/* --- batches --- */
+
+static size_t entry_bytes(const struct announce_entry *entry)
+{
+    return entry->key_len + ENTRY_OVERHEAD_BYTES;
+}
+
+static bool has_room(const struct announce_batch *batch, const struct announce_entry *entry)
+{
+    return batch->count < SESSION_BATCH_MAX_ENTRIES &&
+           batch->body_bytes + entry_bytes(entry) <= SESSION_BATCH_MAX_BYTES;
+}
+
+static void batch_add(struct announce_batch *batch, struct announce_entry *entry)
+{
+    list_push_back(&batch->entries, &entry->node);
+    batch->count++;
+    batch->body_bytes += entry_bytes(entry);
+}
+
+/* Whoever waits goes first, behind the backlog of its own key. */
+static void fill(struct session *session, struct announce_batch *batch)
+{
+    struct list_node *node;
+    struct announce_entry *entry, *before;
+
+    while ((node = list_first(&session->waiting))) {
+        entry = container_of(node, struct announce_entry, node);
+        while ((before = map_get(&session->backlog, entry->key, entry->key_len)) && has_room(batch, before)) {
+            backlog_remove(session, before);
+            batch_add(batch, before);
+        }
+        if (before || !has_room(batch, entry))
+            return;
+        list_remove(node);
+        batch_add(batch, entry);
+    }
+    while ((node = list_first(&session->backlog_order))) {
+        entry = container_of(node, struct announce_entry, node);
+        if (!has_room(batch, entry))
+            return;
+        backlog_remove(session, entry);
+        batch_add(batch, entry);
+    }
+}
+
+static void on_answer(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
+                      const struct shoal_error *error);
+
+static enum shoal_status send_batch(struct announce_batch *batch)
+{
+    struct session *session = batch->session;
+    Shoal__Wire__MasterAnnounceRequest request = SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__INIT;
+    wire_entry *entries = calloc(batch->count, sizeof *entries), *to = entries;
+    wire_entry **pointers = calloc(batch->count, sizeof *pointers);
+    enum shoal_status status = SHOAL_NO_MEMORY;
+    uint8_t *body = NULL;
+    size_t len;
+
+    if (!entries || !pointers)
+        goto out;
+    LIST_FOR_EACH (entry, &batch->entries, struct announce_entry, node) {
+        shoal__wire__master_announce_request__entry__init(to);
+        to->kind = entry->kind;
+        to->key = entry->key;
+        to->object_id = entry->object_id;
+        to->len_bytes = entry->len_bytes;
+        to->tier = entry->tier;
+        pointers[to - entries] = to;
+        to++;
+    }
+    request.instance = session->instance;
+    request.n_entries = batch->count;
+    request.entries = pointers;
+    len = shoal__wire__master_announce_request__get_packed_size(&request);
+    body = malloc(len);
+    if (!body)
+        goto out;
+    shoal__wire__master_announce_request__pack(&request, body);
+    status =
+        rpc_call(session->announcer, MASTER_METHOD_ANNOUNCE, body, len, SESSION_BATCH_TIMEOUT_MS, on_answer, batch);
+
+out:
+    free(body);
+    free(pointers);
+    free(entries);
+    return status;
+}
+
+/* The batch has not been carried out: its entries wait again, in front of what came meanwhile. */
+static void put_back(struct session *session, struct announce_batch *batch)
+{
+    while (!list_is_empty(&batch->entries)) {
+        struct announce_entry *entry = container_of(batch->entries.head.prev, struct announce_entry, node);
+
+        list_remove(&entry->node);
+        if (entry->done)
+            list_push_front(&session->waiting, &entry->node);
+        else if (entry->is_orphan)
+            free(entry); /* the master does not have it */
+        else
+            backlog_add(session, entry, true);
+    }
+}
+
+void session_announce_pump(struct session *session)
+{
+    struct announce_batch *batch;
+
+    if (session->state != SESSION_READY || session->flying || session->is_busy ||
+        (list_is_empty(&session->waiting) && list_is_empty(&session->backlog_order)))
+        return;
+    batch = calloc(1, sizeof *batch);
+    if (batch) {
+        batch->session = session;
+        list_init(&batch->entries);
+        fill(session, batch);
+        session->flying = batch;
+        if (send_batch(batch) == SHOAL_OK)
+            return;
+        session->flying = NULL;
+        put_back(session, batch);
+        free(batch);
+    }
+    loop_timer_start(&session->pump_timer, SHORT_OF_MEMORY_MS);
+}
+
+/* --- answers --- */
+
+/* Nobody knows whether the master has carried it out. */
+static void end_unknown(struct session *session, struct announce_batch *batch)
+{
+    struct shoal_error trouble;
+    enum shoal_status status = session->state == SESSION_STOPPED ? SHOAL_CANCELED : SHOAL_UNREACHABLE;
+
+    mutex_lock(&session->mutex);
+    trouble = session->trouble;
+    mutex_unlock(&session->mutex);
+    while (!list_is_empty(&batch->entries)) {
+        struct announce_entry *entry = container_of(batch->entries.head.prev, struct announce_entry, node);
+
+        list_remove(&entry->node);
+        if (makes_route(entry) && (entry->done || entry->is_orphan)) {
+            tell(session, entry, status, status == SHOAL_UNREACHABLE && trouble.status ? &trouble : NULL);
+            session_count(&session->counters.announce_failures);
+            take_back(session, entry);
+        } else if (entry->done) { /* can be repeated */
+            list_push_front(&session->waiting, &entry->node);
+        } else {
+            backlog_add(session, entry, true);
+        }
+    }
+}
+
+static bool is_passing(int32_t status)
+{
+    return status == SHOAL_NO_MEMORY || status == SHOAL_BUSY || status == SHOAL_LIMIT;
+}
+
+/* Takes the entry, with the master's answer to it. */
+static void end_entry(struct session *session, struct announce_entry *entry, int32_t answer)
+{
+    enum shoal_status status = (enum shoal_status)answer;
+
+    if (answer > 0 || strcmp(shoal_status_name(status), "UNKNOWN") == 0)
+        status = SHOAL_PROTOCOL;
+    session_count(status ? &session->counters.announce_failures : &session->counters.announced);
+    if (entry->is_orphan && status == SHOAL_OK) {
+        take_back(session, entry);
+        return;
+    }
+    if (entry->done) {
+        tell(session, entry, status, NULL);
+    } else if (!entry->is_orphan && entry->kind != KIND(GONE) && entry->kind != KIND(MOVED) &&
+               (status == SHOAL_EXISTS || status == SHOAL_NOT_FOUND)) {
+        /* Announced after it was published: another value was first, or it has been removed. */
+        session_count(&session->counters.conflicts);
+        if (!session_drop(session, entry->key, entry->object_id)) {
+            backlog_add(session, entry, true); /* the same answer comes again */
+            return;
+        }
+    }
+    free(entry);
+}
+
+static void end_batch(struct session *session, struct announce_batch *batch, const int32_t *statuses,
+                      enum shoal_status status_of_all)
+{
+    struct list_node *node;
+    bool has_to_wait = false;
+
+    for (size_t i = 0; (node = list_pop_front(&batch->entries)); i++) {
+        struct announce_entry *entry = container_of(node, struct announce_entry, node);
+        int32_t status = statuses ? statuses[i] : (int32_t)status_of_all;
+
+        if (is_passing(status) && !entry->is_orphan) {
+            has_to_wait = true;
+            if (entry->done)
+                list_push_back(&session->waiting, node);
+            else
+                backlog_add(session, entry, true);
+        } else {
+            end_entry(session, entry, status);
+        }
+    }
+    if (has_to_wait)
+        loop_timer_start(&session->pump_timer, SHORT_OF_MEMORY_MS);
+}
+
+static void on_answer(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
+                      const struct shoal_error *error)
+{
+    struct announce_batch *batch = arg;
+    struct session *session = batch->session;
+    Shoal__Wire__MasterAnnounceResponse *answer = NULL;
+    struct shoal_error malformed;
+    bool is_untouched = false;
+
+    session->flying = NULL;
+    session->is_busy = true;
+    if (status == SHOAL_OK) {
+        answer = shoal__wire__master_announce_response__unpack(NULL, body_len, body);
+        if (!answer || answer->n_statuses != batch->count) {
+            status = error_set(&malformed, SHOAL_PROTOCOL, 0, "malformed answer to an announcement");
+            error = &malformed;
+        }
+    }
+    if (status == SHOAL_OK)
+        end_batch(session, batch, answer->statuses, SHOAL_OK);
+    else if (!session_judge(session, status, error, &is_untouched))
+        end_batch(session, batch, NULL, status);
+    else if (is_untouched)
+        put_back(session, batch);
+    else
+        end_unknown(session, batch);
+    if (answer)
+        shoal__wire__master_announce_response__free_unpacked(answer, NULL);
+    free(batch);
+    session->is_busy = false;
+    if (!loop_timer_is_running(&session->pump_timer))
+        session_announce_pump(session);
+}
+
+/* --- deadlines --- */
+
+static void arm_deadline(struct session *session, int64_t deadline_ms)
+{
+    if (deadline_ms >= session->deadline_armed_ms)
+        return;
+    session->deadline_armed_ms = deadline_ms;
+    loop_timer_start(&session->deadline_timer, deadline_left_ms(deadline_ms));
+}
+
+static void tell_timed_out(struct session *session, struct announce_entry *entry)
+{
+    struct shoal_error trouble;
+
+    mutex_lock(&session->mutex);
+    trouble = session->trouble;
+    mutex_unlock(&session->mutex);
+    if (trouble.status)
+        tell(session, entry, SHOAL_UNREACHABLE, &trouble);
+    else
+        tell(session, entry, SHOAL_TIMED_OUT, NULL);
+}
+
+void session_on_deadline(void *arg)
+{
+    struct session *session = arg;
+    int64_t next_ms = DEADLINE_NONE;
+    bool was_busy = session->is_busy;
+    struct list late;
+    struct list_node *node;
+
+    session->deadline_armed_ms = DEADLINE_NONE;
+    session->is_busy = true; /* done may announce */
+    list_init(&late);
+    LIST_FOR_EACH_SAFE (entry, &session->waiting, struct announce_entry, node) {
+        if (deadline_is_past(entry->deadline_ms)) {
+            list_remove(&entry->node);
+            list_push_back(&late, &entry->node);
+        } else {
+            next_ms = deadline_min(next_ms, entry->deadline_ms);
+        }
+    }
+    if (session->flying) {
+        LIST_FOR_EACH (entry, &session->flying->entries, struct announce_entry, node) {
+            if (entry->done && deadline_is_past(entry->deadline_ms)) {
+                entry->is_orphan = makes_route(entry);
+                tell_timed_out(session, entry);
+            } else if (entry->done) {
+                next_ms = deadline_min(next_ms, entry->deadline_ms);
+            }
+        }
+    }
+    while ((node = list_pop_front(&late))) {
+        struct announce_entry *entry = container_of(node, struct announce_entry, node);
+
+        tell_timed_out(session, entry);
+        if (makes_route(entry))
+            free(entry); /* the master has not seen it */
+        else
+            backlog_add(session, entry, true);
+    }
+    arm_deadline(session, next_ms);
+    session->is_busy = was_busy;
+    session_announce_pump(session);
+}
+
+/* --- the way in --- */
+
+static void accept_entry(struct session *session, struct announce_entry *entry)
+{
+    if (!entry->done) {
+        backlog_add(session, entry, false);
+        return;
+    }
+    list_push_back(&session->waiting, &entry->node);
+    arm_deadline(session, entry->deadline_ms);
+}
+
+static void drain_inbox(struct session *session)
+{
+    struct list arrived;
+    struct list_node *node;
+
+    list_init(&arrived);
+    mutex_lock(&session->mutex);
+    while ((node = list_pop_front(&session->inbox)))
+        list_push_back(&arrived, node);
+    mutex_unlock(&session->mutex);
+    while ((node = list_pop_front(&arrived)))
+        accept_entry(session, container_of(node, struct announce_entry, node));
+}
+
+void session_on_inbox(void *arg)
+{
+    struct session *session = arg;
+
+    mutex_lock(&session->mutex);
+    session->is_inbox_posted = false;
+    mutex_unlock(&session->mutex);
+    if (session->state == SESSION_STOPPED)
+        return; /* session_announce_stop has taken them */
+    drain_inbox(session);
+    session_announce_pump(session);
+}
+
+void session_on_pump(void *arg)
+{
+    struct session *session = arg;
+    struct shoal_error error;
+
+    if (session->wants_registration && (session->state == SESSION_READY || session->state == SESSION_ANNOUNCING)) {
+        error_set(&error, SHOAL_LIMIT, 0, "too many announcements wait: everything is announced anew");
+        session_lost(session, &error);
+    }
+    session->wants_registration = false;
+    session_announce_pump(session);
+}
+
+void session_announce_stop(struct session *session)
+{
+    struct list_node *node;
+
+    drain_inbox(session);
+    loop_timer_stop(&session->deadline_timer);
+    loop_timer_stop(&session->pump_timer);
+    while ((node = list_pop_front(&session->waiting))) {
+        struct announce_entry *entry = container_of(node, struct announce_entry, node);
+        tell(session, entry, SHOAL_CANCELED, NULL);
+        free(entry);
+    }
+    while ((node = list_first(&session->backlog_order))) {
+        struct announce_entry *entry = container_of(node, struct announce_entry, node);
+        backlog_remove(session, entry);
+        free(entry);
+    }
+}
+
+static enum shoal_status enqueue(struct session *session, struct announce_entry *entry)
+{
+    bool is_on_loop = loop_is_current(session->loop);
+    enum shoal_status status = SHOAL_OK;
+
+    mutex_lock(&session->mutex);
+    if (session->is_stopping)
+        status = SHOAL_CANCELED;
+    else if (entry->done && session->waiter_count >= SESSION_WAITERS_MAX)
+        status = SHOAL_LIMIT;
+    if (!status) {
+        list_push_back(&session->inbox, &entry->node);
+        session->waiter_count += entry->done != NULL;
+        if (!is_on_loop && !session->is_inbox_posted) {
+            session->is_inbox_posted = true;
+            loop_post(session->loop, &session->inbox_task, session_on_inbox, session);
+        }
+    }
+    mutex_unlock(&session->mutex);
+    return status;
+}
+
+enum shoal_status session_announce(struct session *session, Shoal__Wire__MasterAnnounceRequest__Kind kind,
+                                   const char *key, uint64_t object_id, uint64_t len_bytes, unsigned tier,
+                                   int64_t timeout_ms, session_done_fn done, void *arg)
+{
+    size_t key_len = strlen(key);
+    struct announce_entry *entry;
+    enum shoal_status status;
+
+    if (key_len == 0 || key_len > TIER_KEY_MAX_BYTES)
+        return SHOAL_INVALID_ARGUMENT;
+    entry = malloc(sizeof *entry + key_len + 1);
+    if (!entry)
+        return SHOAL_NO_MEMORY;
+    *entry =
+        (struct announce_entry){.kind = kind,
+                                .object_id = object_id,
+                                .len_bytes = len_bytes,
+                                .tier = tier,
+                                .deadline_ms = deadline_after_ms(timeout_ms ? timeout_ms : session->call_timeout_ms),
+                                .done = done,
+                                .arg = arg,
+                                .key_len = key_len};
+    memcpy(entry->key, key, key_len + 1);
+    status = enqueue(session, entry);
+    if (status) {
+        free(entry);
+        return status;
+    }
+    if (loop_is_current(session->loop)) { /* saves a turn of the loop */
+        drain_inbox(session);
+        session_announce_pump(session);
+    }
+    return SHOAL_OK;
+}

@@ -1,0 +1,896 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A session against a master that answers late, wrongly, or not at all, is restarted, or is not the leader. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "fake_master.h"
+
+#define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
+#define INSTANCE 42
+
+struct fixture {
+    struct fake_master master;
+    struct loop *loop;
+    struct endpoint *endpoint;
+    struct rpc *rpc;
+    struct rpc_channels *channels;
+    struct tier_backend *backend;
+    struct session *session;
+
+    struct mutex mutex; /* RANK_STORE: guards what follows */
+    struct cond changed;
+    unsigned drops, drops_refused, drops_to_refuse;
+    uint64_t last_dropped;
+};
+
+struct outcome {
+    struct fixture *fixture;
+    unsigned times;
+    enum shoal_status status;
+    struct shoal_error error;
+};
+
+static struct call patient(void)
+{
+    return (struct call){.deadline_ms = deadline_after_ms(FAKE_WAIT_MS)};
+}
+
+static void make_session(struct fixture *fixture, const char *masters)
+{
+    struct session_config config = {.loop = fixture->loop,
+                                    .rpc = fixture->rpc,
+                                    .channels = fixture->channels,
+                                    .master = masters,
+                                    .cluster = "test",
+                                    .server_name = "client",
+                                    .address = "127.0.0.1:12345",
+                                    .instance = INSTANCE,
+                                    .backend = fixture->backend,
+                                    .call_timeout_ms = FAKE_WAIT_MS};
+    struct shoal_error error;
+
+    if (session_create(&config, &fixture->session, &error) != SHOAL_OK)
+        fail_msg("%s", error.message);
+}
+
+static void make_ready(struct fixture *fixture)
+{
+    struct call call = patient();
+    struct shoal_error error;
+
+    if (!fixture->session)
+        make_session(fixture, fixture->master.address);
+    if (session_wait_ready(fixture->session, &call, &error) != SHOAL_OK)
+        fail_msg("%s", error.message);
+}
+
+static int setup(void **state)
+{
+    struct fixture *fixture = calloc(1, sizeof *fixture);
+    struct endpoint_config endpoint_config = {
+        .bind_host = "127.0.0.1", .cluster = "test", .max_connections = 64, .max_handshakes = 16};
+    struct rpc_channels_config channels_config = {.cluster = "test", .server_name = "client", .instance = INSTANCE};
+
+    mutex_init(&fixture->mutex, RANK_STORE);
+    cond_init(&fixture->changed);
+    fake_master_init(&fixture->master, 1);
+    assert_int_equal(loop_create("client", &fixture->loop, NULL), SHOAL_OK);
+    endpoint_config.loop = fixture->loop;
+    assert_int_equal(endpoint_create(&endpoint_config, &fixture->endpoint, NULL), SHOAL_OK);
+    assert_int_equal(rpc_create(fixture->loop, fixture->endpoint, &fixture->rpc, NULL), SHOAL_OK);
+    assert_int_equal(endpoint_start(fixture->endpoint, "client", NULL), SHOAL_OK);
+    assert_int_equal(rpc_channels_create(&channels_config, &fixture->channels, NULL), SHOAL_OK);
+    *state = fixture;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *fixture = *state;
+
+    session_destroy(fixture->session);
+    tier_backend_destroy(fixture->backend);
+    rpc_channels_destroy(fixture->channels);
+    rpc_destroy(fixture->rpc);
+    endpoint_destroy(fixture->endpoint);
+    loop_destroy(fixture->loop);
+    fake_master_release(&fixture->master);
+    cond_release(&fixture->changed);
+    mutex_release(&fixture->mutex);
+    free(fixture);
+    return 0;
+}
+
+static void on_done(void *arg, enum shoal_status status, const struct shoal_error *error)
+{
+    struct outcome *outcome = arg;
+
+    mutex_lock(&outcome->fixture->mutex);
+    outcome->times++;
+    outcome->status = status;
+    if (error)
+        outcome->error = *error;
+    cond_broadcast(&outcome->fixture->changed);
+    mutex_unlock(&outcome->fixture->mutex);
+}
+
+static void announce(struct fixture *fixture, Shoal__Wire__MasterAnnounceRequest__Kind kind, const char *key,
+                     uint64_t object_id, int64_t timeout_ms, struct outcome *outcome)
+{
+    if (outcome)
+        *outcome = (struct outcome){.fixture = fixture};
+    assert_int_equal(
+        session_announce(fixture->session, kind, key, object_id, 10, 0, timeout_ms, outcome ? on_done : NULL, outcome),
+        SHOAL_OK);
+}
+
+static enum shoal_status wait_done(struct outcome *outcome)
+{
+    struct fixture *fixture = outcome->fixture;
+    int64_t deadline_ms = deadline_after_ms(FAKE_WAIT_MS);
+
+    mutex_lock(&fixture->mutex);
+    while (!outcome->times)
+        assert_true(cond_wait_until(&fixture->changed, &fixture->mutex, deadline_ms) || outcome->times);
+    mutex_unlock(&fixture->mutex);
+    return outcome->status;
+}
+
+/* --- registration --- */
+
+static void registers_beats_and_says_goodbye(void **state)
+{
+    struct fixture *fixture = *state;
+    struct session_counters counters;
+
+    make_ready(fixture);
+    assert_true(session_is_registered(fixture->session));
+    fake_master_wait(&fixture->master, &fixture->master.heartbeats, 3);
+    session_counters(fixture->session, &counters);
+    assert_int_equal(counters.registrations, 1);
+    assert_true(counters.heartbeats >= 2);
+    session_destroy(fixture->session);
+    fixture->session = NULL;
+    assert_int_equal(fake_master_read(&fixture->master, &fixture->master.goodbyes), 1);
+}
+
+static void a_name_is_resolved(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = patient();
+    struct session_route *routes;
+    const char *key = "k";
+    char text[64];
+
+    snprintf(text, sizeof text, "localhost:%u", fixture->master.port);
+    make_session(fixture, text);
+    make_ready(fixture);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, NULL), SHOAL_OK);
+    free(routes);
+}
+
+static void addresses_are_checked(void **state)
+{
+    static const char *const wrong[] = {"", "host:", "host:99999", "a b:1", "host:1,,host:2", "host:0", "[::1:5"};
+    struct fixture *fixture = *state;
+
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct session_config config = {.loop = fixture->loop,
+                                        .rpc = fixture->rpc,
+                                        .channels = fixture->channels,
+                                        .master = wrong[i],
+                                        .cluster = "test",
+                                        .server_name = "client",
+                                        .address = "127.0.0.1:12345",
+                                        .instance = INSTANCE};
+        struct shoal_error error;
+
+        assert_int_equal(session_create(&config, &fixture->session, &error), SHOAL_INVALID_ARGUMENT);
+        assert_non_null(strstr(error.message, "master address"));
+    }
+}
+
+static void an_unreachable_master_is_named_with_the_cause(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = {.deadline_ms = deadline_after_ms(300)};
+    struct shoal_error error;
+    struct session_route *routes;
+    const char *key = "k";
+
+    fake_master_kill(&fixture->master);
+    make_session(fixture, fixture->master.address);
+    assert_int_equal(session_wait_ready(fixture->session, &call, &error), SHOAL_UNREACHABLE);
+    assert_non_null(strstr(error.message, fixture->master.address));
+    assert_non_null(strstr(error.message, "refused"));
+    assert_false(session_is_registered(fixture->session));
+    call.deadline_ms = deadline_after_ms(300);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, &error), SHOAL_UNREACHABLE);
+    assert_non_null(strstr(error.message, fixture->master.address));
+    assert_non_null(strstr(error.message, "refused"));
+    fake_master_revive(&fixture->master); /* it appears, and everything is well without anybody's help */
+    make_ready(fixture);
+}
+
+static void a_name_in_use_names_who_has_it(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = {.deadline_ms = deadline_after_ms(500)};
+    struct shoal_error error;
+
+    fake_master_refuse(&fixture->master, MASTER_METHOD_REGISTER, SHOAL_NAME_IN_USE, "'client' is 10.1.2.3:4");
+    make_session(fixture, fixture->master.address);
+    assert_int_equal(session_wait_ready(fixture->session, &call, &error), SHOAL_NAME_IN_USE);
+    assert_non_null(strstr(error.message, "10.1.2.3:4"));
+    fake_master_set_manner(&fixture->master, MASTER_METHOD_REGISTER, FAKE_ANSWERS);
+    make_ready(fixture);
+}
+
+static void *trigger(void *arg)
+{
+    shoal_cancel_trigger(arg);
+    return NULL;
+}
+
+static void waiting_can_be_canceled(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = patient();
+    pthread_t thread;
+
+    fake_master_kill(&fixture->master);
+    make_session(fixture, fixture->master.address);
+    assert_int_equal(shoal_cancel_create(&call.cancel), SHOAL_OK);
+    assert_int_equal(pthread_create(&thread, NULL, trigger, call.cancel), 0);
+    assert_int_equal(session_wait_ready(fixture->session, &call, NULL), SHOAL_CANCELED);
+    pthread_join(thread, NULL);
+    shoal_cancel_destroy(call.cancel);
+}
+
+static void whoever_is_not_the_leader_names_it(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master other;
+    struct call call = patient();
+    struct session_route *routes;
+    const char *key = "k";
+    char both[160];
+
+    fake_master_init(&other, 9);
+    for (enum master_method method = MASTER_METHOD_REGISTER; method <= MASTER_METHOD_STATUS; method++)
+        fake_master_refuse(&other, method, SHOAL_CONFLICT, fixture->master.address);
+    snprintf(both, sizeof both, "127.0.0.1:1,%s", other.address); /* nobody listens at the first */
+    make_session(fixture, both);
+    make_ready(fixture);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, NULL), SHOAL_OK);
+    free(routes);
+    /* The leader dies, the other one takes over. */
+    fake_master_kill(&fixture->master);
+    for (enum master_method method = MASTER_METHOD_REGISTER; method <= MASTER_METHOD_STATUS; method++)
+        fake_master_set_manner(&other, method, FAKE_ANSWERS);
+    fake_master_wait(&other, &other.lasts, 1);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, NULL), SHOAL_OK);
+    free(routes);
+    session_destroy(fixture->session);
+    fixture->session = NULL;
+    fake_master_release(&other);
+}
+
+/* --- heartbeats --- */
+
+static void a_master_that_forgot_or_changed_is_registered_with_again(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+
+    make_ready(fixture);
+    fake_master_refuse(master, MASTER_METHOD_HEARTBEAT, SHOAL_NOT_FOUND, "unknown client");
+    fake_master_wait(master, &master->registrations, 2);
+    fake_master_set_manner(master, MASTER_METHOD_HEARTBEAT, FAKE_ANSWERS);
+    fake_master_wait(master, &master->lasts, 2);
+    make_ready(fixture);
+    mutex_lock(&master->mutex);
+    unsigned before = master->registrations;
+    master->instance = 77;
+    mutex_unlock(&master->mutex);
+    fake_master_wait(master, &master->registrations, before + 1);
+    fake_master_set_manner(master, MASTER_METHOD_HEARTBEAT, FAKE_GARBAGE);
+    fake_master_wait(master, &master->registrations, before + 2);
+    fake_master_set_manner(master, MASTER_METHOD_HEARTBEAT, FAKE_ANSWERS);
+}
+
+static void a_silent_master_is_left(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+
+    master->ttl_ms = 300;
+    make_ready(fixture);
+    fake_master_set_manner(master, MASTER_METHOD_HEARTBEAT, FAKE_HOLDS);
+    fake_master_wait(master, &master->registrations, 2);
+    fake_master_answer_held(master, MASTER_METHOD_HEARTBEAT);
+    make_ready(fixture);
+}
+
+static bool on_drop(void *arg, const char *key, uint64_t object_id)
+{
+    struct fixture *fixture = arg;
+    bool is_taken = true;
+
+    assert_true(strlen(key) > 0);
+    mutex_lock(&fixture->mutex);
+    if (fixture->drops_to_refuse) {
+        fixture->drops_to_refuse--;
+        fixture->drops_refused++;
+        is_taken = false;
+    } else {
+        fixture->drops++;
+        fixture->last_dropped = object_id;
+    }
+    cond_broadcast(&fixture->changed);
+    mutex_unlock(&fixture->mutex);
+    return is_taken;
+}
+
+static void drops_are_carried_out_once_and_acknowledged(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    Shoal__Wire__MasterDrop drops[3];
+    int64_t deadline_ms = deadline_after_ms(FAKE_WAIT_MS);
+
+    make_session(fixture, master->address);
+    fixture->drops_to_refuse = 2; /* the handler is full at first */
+    session_set_drop_handler(fixture->session, on_drop, fixture);
+    make_ready(fixture);
+    mutex_lock(&master->mutex);
+    for (size_t i = 0; i < 3; i++) {
+        shoal__wire__master_drop__init(&drops[i]);
+        drops[i].sequence = 10 + i;
+        drops[i].key = (char *)(uintptr_t) "key";
+        drops[i].object_id = 100 + i;
+        master->drops[i] = &drops[i];
+    }
+    master->drop_count = 3;
+    while (master->drops_done < 12)
+        assert_true(cond_wait_until(&master->changed, &master->mutex, deadline_ms) || master->drops_done >= 12);
+    unsigned beats = master->heartbeats;
+    mutex_unlock(&master->mutex);
+    fake_master_wait(master, &master->heartbeats, beats + 3); /* they come again and again */
+    mutex_lock(&fixture->mutex);
+    assert_int_equal(fixture->drops, 3);
+    assert_int_equal(fixture->drops_refused, 2);
+    assert_int_equal(fixture->last_dropped, 102);
+    mutex_unlock(&fixture->mutex);
+    session_destroy(fixture->session); /* drops are on this stack */
+    fixture->session = NULL;
+}
+
+/* --- announcements --- */
+
+static void what_comes_meanwhile_travels_together(void **state)
+{
+    enum { LATER = 50 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome first, later[LATER];
+    char key[16];
+
+    make_ready(fixture);
+    unsigned before = fake_master_read(master, &master->announcements);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    announce(fixture, KIND(NEW), "first", 1, 0, &first);
+    fake_master_wait_held(master, 1);
+    fake_master_set_answer(master, "k7", SHOAL_EXISTS);
+    fake_master_set_answer(master, "k8", SHOAL_NOT_FOUND);
+    for (unsigned i = 0; i < LATER; i++) {
+        snprintf(key, sizeof key, "k%u", i);
+        announce(fixture, i == 8 ? KIND(REPLICA) : KIND(NEW), key, 100 + i, 0, &later[i]);
+    }
+    fake_master_answer_held(master, MASTER_METHOD_ANNOUNCE);
+    assert_int_equal(wait_done(&first), SHOAL_OK);
+    for (unsigned i = 0; i < LATER; i++)
+        assert_int_equal(wait_done(&later[i]), i == 7 ? SHOAL_EXISTS : i == 8 ? SHOAL_NOT_FOUND : SHOAL_OK);
+    assert_non_null(strstr(later[7].error.message, "k7"));
+    assert_int_equal(fake_master_read(master, &master->announcements), before + 2);
+    for (unsigned i = 0; i < LATER; i++)
+        assert_int_equal(later[i].times, 1);
+}
+
+static void a_deadline_ends_waiting_and_takes_the_route_back(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome sent, queued, after;
+
+    make_ready(fixture);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    announce(fixture, KIND(NEW), "sent", 1, 500, &sent);
+    fake_master_wait_held(master, 1);
+    announce(fixture, KIND(NEW), "queued", 2, 50, &queued);
+    assert_int_equal(wait_done(&queued), SHOAL_TIMED_OUT);
+    assert_int_equal(wait_done(&sent), SHOAL_TIMED_OUT);
+    assert_int_equal(fake_master_count(master, KIND(GONE), "sent", 1), 0); /* not before its outcome is known */
+    fake_master_answer_held(master, MASTER_METHOD_ANNOUNCE);               /* it had been accepted */
+    fake_master_wait_entry(master, KIND(GONE), "sent", 1);
+    announce(fixture, KIND(NEW), "after", 3, 0, &after);
+    assert_int_equal(wait_done(&after), SHOAL_OK);
+    assert_int_equal(fake_master_count(master, KIND(NEW), "queued", 2), 0); /* nothing to take back */
+    assert_int_equal(fake_master_count(master, KIND(GONE), "queued", 2), 0);
+    assert_int_equal(sent.times, 1);
+    assert_int_equal(queued.times, 1);
+}
+
+static void a_broken_connection_leaves_nothing_open(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome flying, withdrawn, queued;
+
+    make_ready(fixture);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    announce(fixture, KIND(NEW), "flying", 1, 0, &flying);
+    fake_master_wait_held(master, 1);
+    announce(fixture, KIND(GONE), "old", 5, 0, &withdrawn);
+    announce(fixture, KIND(NEW), "queued", 2, 0, &queued);
+    fake_master_kill(master);
+    assert_int_equal(wait_done(&flying), SHOAL_UNREACHABLE);
+    assert_non_null(strstr(flying.error.message, master->address));
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_ANSWERS);
+    fake_master_revive(master);
+    assert_int_equal(wait_done(&queued), SHOAL_OK); /* it had not been sent */
+    assert_int_equal(wait_done(&withdrawn), SHOAL_OK);
+    fake_master_wait_entry(master, KIND(GONE), "flying", 1);
+    assert_int_equal(fake_master_count(master, KIND(NEW), "queued", 2), 1);
+    assert_int_equal(fake_master_count(master, KIND(NEW), "flying", 1), 0);
+    assert_int_equal(flying.times + queued.times + withdrawn.times, 3);
+}
+
+static void what_nobody_waits_for_arrives_in_the_end_once(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome again;
+
+    make_ready(fixture);
+    fake_master_kill(master);
+    announce(fixture, KIND(MOVED), "a", 1, 0, NULL);
+    announce(fixture, KIND(MOVED), "a", 1, 0, NULL);
+    announce(fixture, KIND(GONE), "a", 1, 0, NULL);
+    announce(fixture, KIND(GONE), "a", 2, 0, NULL);
+    announce(fixture, KIND(GONE), "b", 3, 0, NULL);
+    announce(fixture, KIND(NEW), "a", 4, 0, &again); /* behind what concerns the same key */
+    fake_master_revive(master);
+    assert_int_equal(wait_done(&again), SHOAL_OK);
+    fake_master_wait_entry(master, KIND(GONE), "b", 3);
+    assert_int_equal(fake_master_count(master, KIND(MOVED), "a", 1), 0);
+    assert_int_equal(fake_master_count(master, KIND(GONE), "a", 1), 1);
+    assert_int_equal(fake_master_count(master, KIND(GONE), "a", 2), 1);
+    size_t gone = 0, new = 0;
+    for (size_t i = 0; i < master->entry_count; i++) {
+        if (strcmp(master->entries[i].key, "a") == 0 && master->entries[i].kind == KIND(NEW))
+            new = i;
+        else if (strcmp(master->entries[i].key, "a") == 0)
+            gone = i;
+    }
+    assert_true(gone < new);
+}
+
+static void malformed_answers_break_the_connection(void **state)
+{
+    static const enum fake_manner manners[] = {FAKE_GARBAGE, FAKE_WRONG_COUNT};
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome outcome;
+
+    for (size_t i = 0; i < 2; i++) {
+        make_ready(fixture);
+        unsigned before = fake_master_read(master, &master->registrations);
+        fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, manners[i]);
+        announce(fixture, KIND(NEW), "k", 10 + i, 0, &outcome);
+        assert_int_equal(wait_done(&outcome), SHOAL_UNREACHABLE);
+        assert_non_null(strstr(outcome.error.message, "malformed"));
+        fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_ANSWERS);
+        fake_master_wait(master, &master->registrations, before + 1);
+        fake_master_wait_entry(master, KIND(GONE), "k", 10 + i);
+        assert_int_equal(outcome.times, 1);
+    }
+}
+
+static void a_refused_batch_is_repeated_after_registering_again(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome outcome, refused;
+
+    make_ready(fixture);
+    fake_master_refuse(master, MASTER_METHOD_ANNOUNCE, SHOAL_NOT_FOUND, "unknown client");
+    announce(fixture, KIND(NEW), "k", 1, 0, &outcome);
+    fake_master_wait(master, &master->registrations, 2);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_ANSWERS);
+    assert_int_equal(wait_done(&outcome), SHOAL_OK);
+    assert_int_equal(outcome.times, 1);
+    assert_int_equal(fake_master_count(master, KIND(GONE), "k", 1), 0);
+    /* Short of something: tried again on the same connection. */
+    make_ready(fixture);
+    unsigned before = fake_master_read(master, &master->registrations);
+    fake_master_refuse(master, MASTER_METHOD_ANNOUNCE, SHOAL_BUSY, "busy");
+    announce(fixture, KIND(NEW), "l", 2, 0, &outcome);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_ANSWERS);
+    assert_int_equal(wait_done(&outcome), SHOAL_OK);
+    assert_int_equal(fake_master_read(master, &master->registrations), before);
+    /* Wrong for good: told to who waits. */
+    fake_master_refuse(master, MASTER_METHOD_ANNOUNCE, SHOAL_INVALID_ARGUMENT, "no such tier");
+    announce(fixture, KIND(NEW), "m", 3, 0, &refused);
+    assert_int_equal(wait_done(&refused), SHOAL_INVALID_ARGUMENT);
+}
+
+static void announcements_are_checked(void **state)
+{
+    struct fixture *fixture = *state;
+    char key[TIER_KEY_MAX_BYTES + 2];
+
+    make_ready(fixture);
+    memset(key, 'k', sizeof key);
+    key[sizeof key - 1] = '\0';
+    assert_int_equal(session_announce(fixture->session, KIND(GONE), key, 1, 0, 0, 0, NULL, NULL),
+                     SHOAL_INVALID_ARGUMENT);
+    assert_int_equal(session_announce(fixture->session, KIND(GONE), "", 1, 0, 0, 0, NULL, NULL),
+                     SHOAL_INVALID_ARGUMENT);
+    key[TIER_KEY_MAX_BYTES] = '\0';
+    assert_int_equal(session_announce(fixture->session, KIND(GONE), key, 1, 0, 0, 0, NULL, NULL), SHOAL_OK);
+}
+
+static void stopping_ends_what_waits(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome flying, queued;
+    struct call call = patient();
+
+    make_ready(fixture);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    announce(fixture, KIND(NEW), "flying", 1, 0, &flying);
+    fake_master_wait_held(master, 1);
+    announce(fixture, KIND(NEW), "queued", 2, 0, &queued);
+    session_stop(fixture->session);
+    assert_int_equal(flying.times, 1);
+    assert_int_equal(flying.status, SHOAL_CANCELED);
+    assert_int_equal(queued.times, 1);
+    assert_int_equal(queued.status, SHOAL_CANCELED);
+    assert_int_equal(session_announce(fixture->session, KIND(NEW), "k", 1, 0, 0, 0, on_done, &queued), SHOAL_CANCELED);
+    assert_int_equal(session_wait_ready(fixture->session, &call, NULL), SHOAL_CANCELED);
+    session_stop(fixture->session); /* harmless */
+}
+
+/* --- what is held --- */
+
+static void make_objects(struct fixture *fixture, unsigned count)
+{
+    struct tier_config tier = {.type = TIER_DRAM, .capacity_bytes = 64u << 20, .priority = 1, .numa_node = -1};
+    struct tier_backend_config config = {.tiers = &tier, .tier_count = 1};
+    struct shoal_error error;
+
+    if (tier_backend_create(&config, &fixture->backend, &error))
+        fail_msg("%s", error.message);
+    for (unsigned i = 0; i < count; i++) {
+        struct tier_allocation *allocation;
+        struct tier_object *object;
+        char key[32];
+
+        snprintf(key, sizeof key, "object-%u", i);
+        assert_int_equal(tier_allocate(fixture->backend, key, 16, false, &allocation, NULL), SHOAL_OK);
+        assert_int_equal(tier_write(allocation, 0, "0123456789abcdef", 16, NULL), SHOAL_OK);
+        assert_int_equal(tier_commit(allocation, 1000 + i, &object, NULL), SHOAL_OK);
+        assert_int_equal(tier_publish(object, NULL), SHOAL_OK);
+        tier_object_unref(object);
+    }
+}
+
+static size_t count_held(struct fake_master *master, unsigned count)
+{
+    unsigned char *seen = calloc(count, 1);
+    size_t distinct = 0;
+
+    mutex_lock(&master->mutex);
+    for (size_t i = 0; i < master->entry_count; i++) {
+        uint64_t number = master->entries[i].object_id - 1000;
+
+        assert_int_equal(master->entries[i].kind, KIND(HELD));
+        assert_true(number < count);
+        distinct += !seen[number];
+        seen[number] = 1;
+    }
+    mutex_unlock(&master->mutex);
+    free(seen);
+    return distinct;
+}
+
+static void everything_is_announced_again_after_a_restart(void **state)
+{
+    enum { OBJECTS = 10000 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+
+    make_objects(fixture, OBJECTS);
+    make_ready(fixture);
+    assert_int_equal(master->object_count, OBJECTS);
+    assert_int_equal(count_held(master, OBJECTS), OBJECTS);
+    assert_int_equal(master->entry_count, OBJECTS); /* each once */
+    for (unsigned life = 2; life <= 3; life++) {
+        fake_master_kill(master);
+        master->entry_count = 0;
+        fake_master_revive(master);
+        fake_master_wait(master, &master->lasts, life);
+        assert_int_equal(count_held(master, OBJECTS), OBJECTS);
+    }
+}
+
+static void what_the_master_refuses_is_dropped(void **state)
+{
+    enum { OBJECTS = 5000 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct session_counters counters;
+
+    make_objects(fixture, OBJECTS);
+    fake_master_set_answer(master, "object-17", SHOAL_EXISTS);
+    fake_master_set_answer(master, "object-4100", SHOAL_NOT_FOUND);
+    fixture->drops_to_refuse = 3; /* the handler has no room at first: nothing is lost */
+    make_session(fixture, master->address);
+    session_set_drop_handler(fixture->session, on_drop, fixture);
+    make_ready(fixture);
+    mutex_lock(&fixture->mutex);
+    assert_int_equal(fixture->drops, 2);
+    assert_int_equal(fixture->drops_refused, 3);
+    mutex_unlock(&fixture->mutex);
+    session_counters(fixture->session, &counters);
+    assert_int_equal(counters.conflicts, 1);
+    assert_int_equal(counters.announced, OBJECTS - 2);
+}
+
+static void news_wait_until_everything_held_is_announced(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome outcome;
+
+    make_objects(fixture, 3);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    make_session(fixture, master->address);
+    fake_master_wait_held(master, 1);
+    announce(fixture, KIND(GONE), "object-1", 1001, 0, NULL); /* evicted after it was gathered */
+    announce(fixture, KIND(NEW), "object-1", 2000, 0, &outcome);
+    fake_master_answer_held(master, MASTER_METHOD_ANNOUNCE);
+    assert_int_equal(wait_done(&outcome), SHOAL_OK);
+    mutex_lock(&master->mutex);
+    assert_int_equal(master->entry_count, 5);
+    assert_int_equal(master->entries[3].kind, KIND(GONE));
+    assert_int_equal(master->entries[4].kind, KIND(NEW));
+    mutex_unlock(&master->mutex);
+}
+
+static void a_master_that_dies_while_objects_are_announced(void **state)
+{
+    enum { OBJECTS = 20000 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+
+    make_objects(fixture, OBJECTS);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    make_session(fixture, master->address);
+    for (unsigned life = 0; life < 3; life++) {
+        fake_master_wait_held(master, 2);
+        fake_master_kill(master);
+        master->entry_count = 0;
+        fake_master_revive(master);
+    }
+    fake_master_wait_held(master, 2);
+    fake_master_answer_held(master, MASTER_METHOD_ANNOUNCE);
+    make_ready(fixture);
+    assert_int_equal(count_held(master, OBJECTS), OBJECTS);
+    assert_int_equal(master->entry_count, OBJECTS);
+}
+
+/* --- questions --- */
+
+static void lookups_of_many_long_keys_are_cut_into_requests(void **state)
+{
+    enum { KEYS = 4096 };
+    struct fixture *fixture = *state;
+    struct call call = patient();
+    char(*text)[TIER_KEY_MAX_BYTES + 1] = malloc(KEYS * sizeof *text);
+    const char **keys = calloc(KEYS + 1, sizeof *keys);
+    struct session_route *routes;
+    struct shoal_error error;
+
+    make_ready(fixture);
+    for (unsigned i = 0; i < KEYS; i++) {
+        memset(text[i], 'x', TIER_KEY_MAX_BYTES);
+        text[i][i % 3 ? TIER_KEY_MAX_BYTES : 1 + i % 1000] = '\0';
+        if (i % 5 == 0)
+            memcpy(text[i], "missing", 8);
+        keys[i] = text[i];
+    }
+    keys[KEYS] = "one too many";
+    assert_int_equal(session_lookup(fixture->session, keys, KEYS, &call, &routes, &error), SHOAL_OK);
+    for (unsigned i = 0; i < KEYS; i++) {
+        assert_int_equal(routes[i].status, i % 5 ? SHOAL_OK : SHOAL_NOT_FOUND);
+        assert_int_equal(routes[i].replica_count, i % 5 ? 1 : 0);
+        if (i % 5) {
+            assert_int_equal(routes[i].object_id, strlen(keys[i]));
+            assert_string_equal(routes[i].replicas[0].address, "10.0.0.7:12345");
+            assert_int_equal(routes[i].replicas[0].instance, 7);
+            assert_int_equal(routes[i].replicas[0].tier_type, TIER_DRAM);
+        }
+    }
+    free(routes);
+    assert_true(fixture->master.lookups > 4);
+    assert_int_equal(fixture->master.asked_keys, KEYS);
+    assert_int_equal(session_lookup(fixture->session, keys, KEYS + 1, &call, &routes, &error), SHOAL_INVALID_ARGUMENT);
+    keys[0] = "";
+    assert_int_equal(session_remove(fixture->session, keys, 1, &call, &routes, &error), SHOAL_INVALID_ARGUMENT);
+    keys[0] = "gone";
+    assert_int_equal(session_remove(fixture->session, keys, 1, &call, &routes, &error), SHOAL_OK);
+    assert_int_equal(routes[0].replica_count, 1);
+    free(routes);
+    assert_int_equal(session_lookup(fixture->session, keys, 0, &call, &routes, &error), SHOAL_OK);
+    free(routes);
+    free(keys);
+    free(text);
+}
+
+static void malformed_answers_to_questions(void **state)
+{
+    static const enum fake_manner manners[] = {FAKE_GARBAGE, FAKE_WRONG_COUNT};
+    struct fixture *fixture = *state;
+    struct call call = patient();
+    struct session_route *routes;
+    struct shoal_error error;
+    const char *key = "k";
+
+    make_ready(fixture);
+    for (size_t i = 0; i < 2; i++) {
+        fake_master_set_manner(&fixture->master, MASTER_METHOD_LOOKUP, manners[i]);
+        assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, &error), SHOAL_PROTOCOL);
+        assert_non_null(strstr(error.message, fixture->master.address));
+    }
+}
+
+static void a_question_waits_for_a_master_that_is_restarted(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = patient(), hasty = {.deadline_ms = deadline_after_ms(200)};
+    struct session_route *routes;
+    struct shoal_error error;
+    const char *key = "k";
+
+    make_ready(fixture);
+    fake_master_kill(&fixture->master);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &hasty, &routes, &error), SHOAL_UNREACHABLE);
+    fake_master_revive(&fixture->master);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, &error), SHOAL_OK);
+    free(routes);
+    fake_master_set_manner(&fixture->master, MASTER_METHOD_LOOKUP, FAKE_HOLDS);
+    hasty.deadline_ms = deadline_after_ms(100);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &hasty, &routes, &error), SHOAL_TIMED_OUT);
+}
+
+static void targets_come_from_heartbeats_or_from_a_question(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    Shoal__Wire__MasterTarget targets[2];
+    struct session_replica target;
+    struct call call = patient();
+    struct shoal_error error;
+    uint64_t both[] = {21, 22};
+    unsigned beats;
+
+    make_ready(fixture);
+    assert_int_equal(session_write_target(fixture->session, 100, NULL, 0, &call, &target, &error), SHOAL_OK);
+    assert_int_equal(target.instance, 9); /* asked */
+    assert_string_equal(target.server_name, "asked");
+    mutex_lock(&master->mutex);
+    for (size_t i = 0; i < 2; i++) {
+        shoal__wire__master_target__init(&targets[i]);
+        targets[i].instance = both[i];
+        targets[i].server_name = (char *)(uintptr_t) "told";
+        targets[i].address = (char *)(uintptr_t) "10.0.0.2:12345";
+        targets[i].free_bytes = 1000;
+        master->targets[i] = &targets[i];
+    }
+    master->heartbeat_ms = 20000; /* from the next registration on: one answer only */
+    master->target_count = 2;
+    master->instance++;
+    beats = master->heartbeats;
+    mutex_unlock(&master->mutex);
+    fake_master_wait(master, &master->registrations, 2);
+    fake_master_wait(master, &master->heartbeats, beats + 2);
+    for (bool is_told = false; !is_told;) { /* the answer is on its way */
+        assert_int_equal(session_write_target(fixture->session, 0, NULL, 0, &call, &target, &error), SHOAL_OK);
+        is_told = target.instance != 9;
+        assert_int_equal(call_check(&call, NULL, "targets"), SHOAL_OK);
+    }
+    assert_int_equal(session_write_target(fixture->session, 600, NULL, 0, &call, &target, &error), SHOAL_OK);
+    uint64_t first = target.instance;
+    assert_true(first == 21 || first == 22);
+    assert_int_equal(session_write_target(fixture->session, 600, NULL, 0, &call, &target, &error), SHOAL_OK);
+    assert_int_equal(target.instance, 43 - first); /* the first one is not thought to have room any more */
+    assert_int_equal(session_write_target(fixture->session, 600, NULL, 0, &call, &target, &error), SHOAL_OK);
+    assert_int_equal(target.instance, 9); /* asked */
+    assert_int_equal(session_write_target(fixture->session, 1, &both[0], 1, &call, &target, &error), SHOAL_OK);
+    assert_int_equal(target.instance, 22);
+    assert_int_equal(session_write_target(fixture->session, 1, both, 2, &call, &target, &error), SHOAL_NO_SPACE);
+    session_destroy(fixture->session); /* targets are on this stack */
+    fixture->session = NULL;
+}
+
+static void lists_come_in_pages(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = patient();
+    Shoal__Wire__MasterStatusResponse *status;
+    struct session_page *page, *next;
+
+    make_ready(fixture);
+    assert_int_equal(session_list(fixture->session, "a*", NULL, 0, 10, &call, &page, NULL), SHOAL_OK);
+    assert_int_equal(page->count, 1);
+    assert_string_equal(page->entries[0].key, "a*");
+    assert_int_equal(page->entries[0].len_bytes, 5);
+    assert_int_equal(page->cursor_len, 1);
+    assert_int_equal(session_list(fixture->session, "a*", page->cursor, page->cursor_len, 10, &call, &next, NULL),
+                     SHOAL_OK);
+    assert_string_equal(next->entries[0].key, "second");
+    assert_int_equal(next->cursor_len, 0);
+    session_page_free(next);
+    session_page_free(page);
+    assert_int_equal(session_status(fixture->session, &call, &status, NULL), SHOAL_OK);
+    assert_int_equal(status->master_instance, 1);
+    shoal__wire__master_status_response__free_unpacked(status, NULL);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(registers_beats_and_says_goodbye),
+        TEST(a_name_is_resolved),
+        TEST(addresses_are_checked),
+        TEST(an_unreachable_master_is_named_with_the_cause),
+        TEST(a_name_in_use_names_who_has_it),
+        TEST(waiting_can_be_canceled),
+        TEST(whoever_is_not_the_leader_names_it),
+        TEST(a_master_that_forgot_or_changed_is_registered_with_again),
+        TEST(a_silent_master_is_left),
+        TEST(drops_are_carried_out_once_and_acknowledged),
+        TEST(what_comes_meanwhile_travels_together),
+        TEST(a_deadline_ends_waiting_and_takes_the_route_back),
+        TEST(a_broken_connection_leaves_nothing_open),
+        TEST(what_nobody_waits_for_arrives_in_the_end_once),
+        TEST(malformed_answers_break_the_connection),
+        TEST(a_refused_batch_is_repeated_after_registering_again),
+        TEST(announcements_are_checked),
+        TEST(stopping_ends_what_waits),
+        TEST(everything_is_announced_again_after_a_restart),
+        TEST(what_the_master_refuses_is_dropped),
+        TEST(news_wait_until_everything_held_is_announced),
+        TEST(a_master_that_dies_while_objects_are_announced),
+        TEST(lookups_of_many_long_keys_are_cut_into_requests),
+        TEST(malformed_answers_to_questions),
+        TEST(a_question_waits_for_a_master_that_is_restarted),
+        TEST(targets_come_from_heartbeats_or_from_a_question),
+        TEST(lists_come_in_pages),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
