@@ -24,7 +24,13 @@
 
 static const struct tier_ops *real_ops(enum tier_type type)
 {
-    return type == TIER_DRAM ? &tier_ops_dram : NULL;
+    switch (type) {
+    case TIER_DRAM:
+        return &tier_ops_dram;
+    case TIER_STORAGE:
+        return &tier_ops_storage;
+    }
+    return NULL;
 }
 
 /* --- staging --- */

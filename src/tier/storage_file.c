@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tier/storage_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "tier/storage_io.h"
+
+#define LOG_MODULE "tier"
+#define LOCK_NAME "lock"
+#define DATA_NAME "objects.data"
+#define INDEX_NAME "index.db"
+#define PATH_IN_MESSAGE "%.200s"
+
+static enum shoal_status fail(int saved, const char *directory, const char *what, struct shoal_error *error)
+{
+    enum shoal_status status = SHOAL_IO;
+
+    if (saved == EACCES || saved == EPERM || saved == EROFS)
+        status = SHOAL_PERMISSION;
+    else if (saved == ENOSPC || saved == EDQUOT)
+        status = SHOAL_NO_SPACE;
+    else if (saved == ENOTDIR || saved == ENAMETOOLONG || saved == ELOOP)
+        status = SHOAL_INVALID_ARGUMENT;
+    return error_set(error, status, saved, "storage_filepath " PATH_IN_MESSAGE ": %s: %s", directory, what,
+                     strerror(saved));
+}
+
+static char *path_in(const char *directory, const char *name)
+{
+    char *path = NULL;
+    return asprintf(&path, "%s/%s", directory, name) < 0 ? NULL : path;
+}
+
+char *storage_file_index_path(const char *directory)
+{
+    return path_in(directory, INDEX_NAME);
+}
+
+static enum shoal_status make_directory(const char *directory, struct shoal_error *error)
+{
+    struct stat info;
+
+    if (mkdir(directory, S_IRWXU) == 0)
+        return SHOAL_OK;
+    int saved = errno;
+    if (saved != EEXIST && stat(directory, &info) != 0)
+        return fail(saved, directory, "cannot make the directory", error);
+    if (stat(directory, &info) != 0)
+        return fail(errno, directory, "cannot look at the directory", error);
+    if (!S_ISDIR(info.st_mode))
+        return error_set(error, SHOAL_INVALID_ARGUMENT, ENOTDIR,
+                         "storage_filepath " PATH_IN_MESSAGE ": is a file; a directory is needed", directory);
+    return SHOAL_OK;
+}
+
+/* flock and not fcntl: it also keeps two tiers of one process apart. The file names its owner, for the message. */
+static enum shoal_status lock_directory(const char *directory, int *fd_out, struct shoal_error *error)
+{
+    char owner[24] = "";
+    char *path = path_in(directory, LOCK_NAME);
+
+    if (!path)
+        return error_no_memory(error);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
+    int saved = errno;
+    free(path);
+    if (fd < 0)
+        return fail(saved, directory, "cannot open the lock file", error);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        int len = snprintf(owner, sizeof owner, "%ld\n", (long)getpid());
+        /* Only for a message: a full disk is found where it matters. */
+        if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)len, 0) != len)
+            LOG_DEBUG("%s: cannot write the owner into the lock file: %s", directory, strerror(errno));
+        *fd_out = fd;
+        return SHOAL_OK;
+    }
+    saved = errno;
+    if (saved == EWOULDBLOCK) {
+        ssize_t len = pread(fd, owner, sizeof owner - 1, 0);
+        owner[len > 0 ? len : 0] = '\0';
+        owner[strspn(owner, "0123456789")] = '\0';
+        close(fd);
+        return error_set(error, SHOAL_BUSY, 0, "storage_filepath " PATH_IN_MESSAGE ": is in use by process %s",
+                         directory, *owner ? owner : "(unknown)");
+    }
+    close(fd);
+    return fail(saved, directory, "cannot lock", error);
+}
+
+/* Whether reading by blocks works with the flags of fd; some file systems take O_DIRECT and refuse its use. */
+static bool is_readable(int fd)
+{
+    void *memory;
+    if (posix_memalign(&memory, STORAGE_BLOCK_BYTES, STORAGE_BLOCK_BYTES) != 0)
+        return false;
+    ssize_t len = pread(fd, memory, STORAGE_BLOCK_BYTES, 0);
+    free(memory);
+    return len >= 0;
+}
+
+static bool is_direct_wanted(void)
+{
+    const char *choice = getenv("SHOAL_STORAGE_DIRECT");
+    return !choice || strcmp(choice, "0") != 0;
+}
+
+static uint32_t alignment_of(int fd)
+{
+#ifdef STATX_DIOALIGN
+    struct statx info;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 && (info.stx_mask & STATX_DIOALIGN) &&
+        info.stx_dio_mem_align && info.stx_dio_mem_align <= STORAGE_BLOCK_BYTES &&
+        info.stx_dio_offset_align <= STORAGE_BLOCK_BYTES)
+        return info.stx_dio_mem_align;
+#else
+    (void)fd;
+#endif
+    return STORAGE_BLOCK_BYTES;
+}
+
+static enum shoal_status open_data(const char *directory, struct storage_file *file, struct shoal_error *error)
+{
+    struct stat info;
+    char *path = path_in(directory, DATA_NAME);
+    enum shoal_status status = SHOAL_OK;
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+
+    if (!path)
+        return error_no_memory(error);
+    if (is_direct_wanted()) {
+        file->fd = open(path, flags | O_DIRECT, S_IRUSR | S_IWUSR);
+        if (file->fd >= 0 && !is_readable(file->fd)) {
+            close(file->fd);
+            file->fd = -1;
+        }
+    }
+    file->is_direct = file->fd >= 0;
+    if (!file->is_direct)
+        file->fd = open(path, flags, S_IRUSR | S_IWUSR);
+    if (file->fd < 0)
+        status = fail(errno, directory, "cannot open the data file", error);
+    else if (fstat(file->fd, &info) != 0)
+        status = fail(errno, directory, "cannot look at the data file", error);
+    else if (!S_ISREG(info.st_mode))
+        status = error_set(error, SHOAL_IO, 0, "storage_filepath " PATH_IN_MESSAGE ": %s is not a regular file",
+                           directory, DATA_NAME);
+    else
+        file->found_bytes = (uint64_t)info.st_size;
+    if (status == SHOAL_OK)
+        file->memory_alignment = file->is_direct ? alignment_of(file->fd) : 1;
+    free(path);
+    return status;
+}
+
+/* Bytes that the file can still take, its own included. */
+static enum shoal_status check_room(const char *directory, const struct storage_file *file, uint64_t capacity_bytes,
+                                    struct shoal_error *error)
+{
+    struct statvfs disk;
+    struct stat info;
+
+    if (fstatvfs(file->fd, &disk) != 0 || fstat(file->fd, &info) != 0)
+        return fail(errno, directory, "cannot look at the file system", error);
+    uint64_t room = (uint64_t)disk.f_bavail * disk.f_frsize + (uint64_t)info.st_blocks * 512;
+    if (disk.f_blocks == 0 || capacity_bytes <= room) /* some file systems do not say */
+        return SHOAL_OK;
+    return error_set(error, SHOAL_NO_SPACE, ENOSPC,
+                     "storage_filepath " PATH_IN_MESSAGE ": the capacity is %" PRIu64 " bytes, the file system has room"
+                     " for %" PRIu64,
+                     directory, capacity_bytes, room);
+}
+
+static enum shoal_status grow(const char *directory, const struct storage_file *file, uint64_t capacity_bytes,
+                              struct shoal_error *error)
+{
+    enum shoal_status status = check_room(directory, file, capacity_bytes, error);
+    int rc;
+
+    if (status != SHOAL_OK)
+        return status;
+    do
+        rc = fallocate(file->fd, 0, 0, (off_t)capacity_bytes);
+    while (rc != 0 && errno == EINTR);
+    /* Without fallocate the file is sparse, and a full disk is met by a write. */
+    if (rc != 0 && (errno == EOPNOTSUPP || errno == ENOSYS))
+        rc = file->found_bytes < capacity_bytes ? ftruncate(file->fd, (off_t)capacity_bytes) : 0;
+    if (rc == 0)
+        return SHOAL_OK;
+    status = fail(errno, directory, "cannot reserve the capacity", error);
+    /* What was reserved before the disk was full goes back. */
+    if (file->found_bytes < capacity_bytes && ftruncate(file->fd, (off_t)file->found_bytes) != 0)
+        LOG_WARN("%s: cannot give back what was reserved: %s", directory, strerror(errno));
+    return status;
+}
+
+enum shoal_status storage_file_open(const char *directory, uint64_t capacity_bytes, struct storage_file *file_out,
+                                    struct shoal_error *error)
+{
+    struct storage_file file = {.lock_fd = -1, .fd = -1};
+    enum shoal_status status = make_directory(directory, error);
+
+    if (status == SHOAL_OK)
+        status = lock_directory(directory, &file.lock_fd, error);
+    if (status == SHOAL_OK)
+        status = open_data(directory, &file, error);
+    if (status == SHOAL_OK)
+        status = grow(directory, &file, capacity_bytes, error);
+    if (status == SHOAL_OK)
+        *file_out = file;
+    else
+        storage_file_close(&file);
+    return status;
+}
+
+void storage_file_close(struct storage_file *file)
+{
+    if (file->fd >= 0)
+        close(file->fd);
+    if (file->lock_fd >= 0) {
+        flock(file->lock_fd, LOCK_UN); /* a child forked meanwhile shares the lock */
+        close(file->lock_fd);
+    }
+    file->fd = file->lock_fd = -1;
+}
+
+void storage_file_trim(const struct storage_file *file, uint64_t capacity_bytes)
+{
+    if (file->found_bytes > capacity_bytes && ftruncate(file->fd, (off_t)capacity_bytes) != 0)
+        LOG_WARN("cannot shorten the data file: %s", strerror(errno));
+}
