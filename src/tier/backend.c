@@ -56,8 +56,7 @@ static enum shoal_status create_staging(struct tier_backend *backend, unsigned c
         backend->staging_free[backend->staging_free_count++] = count - 1 - i; /* few touched: the stack's top is used */
     if (backend->engine) {
         enum shoal_status status = shoal_engine_register_memory(backend->engine, memory, bytes, "*",
-                                                                SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE,
-                                                                &backend->staging_key, error);
+                                                                SHOAL_ACCESS_REMOTE_READ, &backend->staging_key, error);
         if (status != SHOAL_OK) {
             error_prefix(error, "staging buffers");
             return status;

@@ -174,8 +174,7 @@ static enum shoal_status dram_create(const struct tier_config *config, unsigned 
     status = dram->allocator ? map_memory(dram, config, index, error) : error_no_memory(error);
     if (status == SHOAL_OK && engine) {
         status = shoal_engine_register_memory(engine, dram->memory, dram->tier.capacity_bytes, "*",
-                                              SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE,
-                                              &dram->tier.memory_key, error);
+                                              SHOAL_ACCESS_REMOTE_READ, &dram->tier.memory_key, error);
         if (status != SHOAL_OK)
             error_prefix(error, "tier %u (DRAM)", index);
     }
