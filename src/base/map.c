@@ -79,9 +79,14 @@ static bool grow(struct map *map)
     return true;
 }
 
+uint64_t map_hash(uint64_t seed, const void *key, size_t key_len)
+{
+    return XXH3_64bits_withSeed(key, key_len, seed);
+}
+
 static uint64_t hash_of(const struct map *map, const void *key, size_t key_len)
 {
-    return XXH3_64bits_withSeed(key, key_len, map->seed);
+    return map_hash(map->seed, key, key_len);
 }
 
 void *map_get(const struct map *map, const void *key, size_t key_len)

@@ -15,6 +15,9 @@ struct map {
     uint64_t seed;
 };
 
+/* What the table hashes with, for those who need a table of another shape. */
+uint64_t map_hash(uint64_t seed, const void *key, size_t key_len);
+
 void map_init(struct map *map);
 /* Frees keys and table; values are the caller's. */
 void map_release(struct map *map);
