@@ -271,15 +271,16 @@ bool allocator_take_at(struct allocator *allocator, uint64_t offset_bytes, uint6
                        struct allocator_range *range_out)
 {
     struct allocator *a = allocator;
-    uint64_t offset = offset_bytes / a->unit_bytes, len = units_of(a, len_bytes);
+    uint64_t offset = offset_bytes / a->unit_bytes, len = units_of(a, len_bytes), end;
     uint32_t index = a->tail;
 
     if (offset_bytes % a->unit_bytes != 0 || offset >= a->capacity || len > a->capacity - offset)
         return false;
     while (a->ranges[index].offset > offset)
         index = a->ranges[index].before;
-    if (a->ranges[index].is_taken || offset + len > a->ranges[index].offset + a->ranges[index].len ||
-        !reserve_spares(a, 2))
+    end = a->ranges[index].offset + a->ranges[index].len;
+    if (a->ranges[index].is_taken || offset + len > end ||
+        !reserve_spares(a, (unsigned)(a->ranges[index].offset < offset) + (unsigned)(offset + len < end)))
         return false;
     unlist_free(a, index);
     if (a->ranges[index].offset < offset) {

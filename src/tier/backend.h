@@ -36,6 +36,7 @@ struct tier_object {
     uint64_t written_bytes;      /* ALLOCATED on tiers without addresses */
     bool is_persisted;           /* set before it is published; cleared by who took it out of the index */
     bool was_accessed;           /* atomic; second chance */
+    bool has_backing;            /* atomic; a hint for those without the stripe's lock */
     bool is_hot;                 /* atomic; waits in the queue of promotions */
     enum object_state state;     /* stripe lock */
     struct tier_object *backing; /* ref; stripe lock */
@@ -176,9 +177,9 @@ enum index_drop index_drop(struct tier_object *object, bool wants_unused, bool m
 
 void slot_list(struct tier_object *object);   /* it is evictable from now on, as the hottest */
 void slot_unlist(struct tier_object *object); /* never again */
-/* The least valuable of some from the cold end, with a reference; nobody else gets it until slot_return. NULL: all are
- * in use. */
-struct tier_object *slot_claim(struct slot *slot, const struct sketch *sketch);
+/* The least valuable of some from the cold end, with a reference; nobody else gets it until slot_return. wants_backed:
+ * only one that its backing could replace. NULL: all are in use. */
+struct tier_object *slot_claim(struct slot *slot, const struct sketch *sketch, bool wants_backed);
 /* Takes the reference. Back into the list if it is still evictable. */
 void slot_return(struct tier_object *object);
 

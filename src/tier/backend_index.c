@@ -79,6 +79,12 @@ static void leave(struct tier_object *object, enum object_state state)
     object->state = state;
 }
 
+static void set_backing(struct tier_object *object, struct tier_object *backing)
+{
+    object->backing = backing;
+    __atomic_store_n(&object->has_backing, backing != NULL, __ATOMIC_RELAXED);
+}
+
 /* --- looking --- */
 
 bool index_has_key(struct tier_backend *backend, const char *key, uint64_t hash, bool wants_published)
@@ -137,6 +143,7 @@ void tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_o
         const struct map_entry *position = NULL;
         struct tier_object *object;
         size_t count = 0;
+        bool is_short;
 
         mutex_lock(&stripe->lock);
         if (stripe->objects.count > capacity) { /* new keys wait for no longer than this allocation takes */
@@ -152,7 +159,10 @@ void tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_o
             tier_object_ref(object);
             seen[count++] = object;
         }
+        is_short = count < stripe->objects.count && count == capacity;
         mutex_unlock(&stripe->lock);
+        if (is_short)
+            LOG_ERROR("out of memory while listing objects: not all are seen");
         for (size_t n = 0; n < count; n++) {
             goes_on = goes_on && fn(arg, seen[n]);
             tier_object_unref(seen[n]);
@@ -231,7 +241,7 @@ enum index_move index_replace(struct tier_object *old, struct tier_object *fresh
         (void)is_put;
         tier_object_ref(fresh);
         leave(old, keeps_old ? OBJECT_BACKING : OBJECT_GONE);
-        fresh->backing = keeps_old ? old : NULL; /* with the index's reference */
+        set_backing(fresh, keeps_old ? old : NULL); /* with the index's reference */
         if (!keeps_old)
             slot_unlist(old);
         enter(fresh);
@@ -258,7 +268,7 @@ enum index_drop index_drop(struct tier_object *object, bool wants_unused, bool m
         struct tier_object *backing = object->backing;
         (void)map_put_str(&stripe->objects, object->key,
                           backing); /* in place; the front's reference becomes the index's */
-        object->backing = NULL;
+        set_backing(object, NULL);
         leave(object, OBJECT_GONE);
         slot_unlist(object);
         enter(backing);
@@ -271,7 +281,7 @@ enum index_drop index_drop(struct tier_object *object, bool wants_unused, bool m
         slot_unlist(object);
         result = INDEX_DROPPED;
     } else if (current && current != object && current->backing == object) {
-        current->backing = NULL;
+        set_backing(current, NULL);
         object->state = OBJECT_GONE;
         slot_unlist(object);
         result = INDEX_BACKING_GONE;
@@ -297,7 +307,7 @@ enum shoal_status tier_remove(struct tier_backend *backend, const char *key, uin
         leave(object, OBJECT_GONE);
         slot_unlist(object);
         backing = object->backing;
-        object->backing = NULL;
+        set_backing(object, NULL);
         if (backing) {
             backing->state = OBJECT_GONE;
             slot_unlist(backing);

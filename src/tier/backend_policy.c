@@ -57,8 +57,9 @@ void slot_return(struct tier_object *object)
     tier_object_unref(object);
 }
 
-/* Passes up to CLAIM_STEPS objects from the cold end. Slot locked. is_end_out: there were fewer. */
-static struct tier_object *find_victim(struct slot *slot, const struct sketch *sketch, bool *is_end_out)
+/* Passes up to steps_max objects from the cold end. Slot locked. is_end_out: there were fewer. */
+static struct tier_object *find_victim(struct slot *slot, const struct sketch *sketch, bool wants_backed,
+                                       unsigned steps_max, bool *is_end_out)
 {
     struct tier_object *best = NULL;
     unsigned best_count = 0, candidates = 0, steps = 0;
@@ -69,11 +70,13 @@ static struct tier_object *find_victim(struct slot *slot, const struct sketch *s
         struct tier_object *object = container_of(node, struct tier_object, node);
         bool is_last = node == last; /* what follows has been passed already */
 
-        if (steps++ == CLAIM_STEPS)
+        if (steps++ == steps_max)
             return best;
         next = node->next;
-        if (__atomic_load_n(&object->was_accessed, __ATOMIC_RELAXED) ||
-            __atomic_load_n(&object->refs, __ATOMIC_RELAXED) > 1) {
+        if (wants_backed && !__atomic_load_n(&object->has_backing, __ATOMIC_RELAXED)) {
+            /* stays where it is */
+        } else if (__atomic_load_n(&object->was_accessed, __ATOMIC_RELAXED) ||
+                   __atomic_load_n(&object->refs, __ATOMIC_RELAXED) > 1) {
             __atomic_store_n(&object->was_accessed, false, __ATOMIC_RELAXED);
             list_remove(node);
             list_push_back(&slot->objects, node);
@@ -92,15 +95,16 @@ static struct tier_object *find_victim(struct slot *slot, const struct sketch *s
     return best;
 }
 
-struct tier_object *slot_claim(struct slot *slot, const struct sketch *sketch)
+struct tier_object *slot_claim(struct slot *slot, const struct sketch *sketch, bool wants_backed)
 {
     struct tier_object *victim = NULL;
-    unsigned ends = 0;
+    unsigned ends = 0, rounds = wants_backed ? 2 : CLAIM_ROUNDS;
 
-    for (unsigned round = 0; round < CLAIM_ROUNDS && !victim && ends < 2; round++) {
+    for (unsigned round = 0; round < rounds && !victim && ends < 2; round++) {
         bool is_end;
         mutex_lock(&slot->lock);
-        victim = find_victim(slot, sketch, &is_end);
+        victim =
+            find_victim(slot, sketch, wants_backed, wants_backed ? CLAIM_STEPS * CLAIM_ROUNDS : CLAIM_STEPS, &is_end);
         if (victim) {
             tier_object_ref(victim); /* as long as it is listed, the index refers to it */
             list_remove(&victim->node);
@@ -147,6 +151,18 @@ size_t policy_room_below(const struct tier_backend *backend, size_t place, uint6
     return backend->slot_count;
 }
 
+/* A tier below could take it later. */
+static bool is_paused_below(const struct tier_backend *backend, size_t place, uint64_t len_bytes)
+{
+    for (size_t below = place + 1; below < backend->slot_count; below++) {
+        const struct slot *slot = &backend->slots[backend->order[below]];
+        int64_t until = __atomic_load_n(&slot->no_moves_until, __ATOMIC_RELAXED);
+        if (len_bytes <= slot->tier->max_object_bytes && until != 0 && !deadline_is_past(until))
+            return true;
+    }
+    return false;
+}
+
 static void pause_moves(struct slot *slot, int64_t pause_ms)
 {
     __atomic_store_n(&slot->no_moves_until, deadline_after_ms(pause_ms), __ATOMIC_RELAXED);
@@ -155,7 +171,7 @@ static void pause_moves(struct slot *slot, int64_t pause_ms)
 /* --- dropping --- */
 
 /* Takes a claimed object out if nobody uses it: into its backing's hands, or (may_drop) altogether. Without blocking.
- * Takes the claim. */
+ * Takes the claim if it returns true. */
 static bool drop_claimed(struct tier_backend *backend, struct tier_object *victim, bool may_drop)
 {
     struct slot *slot = object_slot(victim);
@@ -165,7 +181,6 @@ static bool drop_claimed(struct tier_backend *backend, struct tier_object *victi
 
     if (drop == INDEX_KEPT) {
         free(event);
-        slot_return(victim);
         return false;
     }
     (void)object_forget(victim, false, NULL); /* cannot fail before the next durable operation */
@@ -187,13 +202,17 @@ static bool drop_claimed(struct tier_backend *backend, struct tier_object *victi
 bool policy_reclaim_one(struct tier_backend *backend, size_t place)
 {
     struct slot *slot = &backend->slots[backend->order[place]];
+    bool wants_backed = false;
 
     for (unsigned i = 0; i < RECLAIM_TRIES; i++) {
-        struct tier_object *victim = slot_claim(slot, &backend->sketch);
+        struct tier_object *victim = slot_claim(slot, &backend->sketch, wants_backed);
         if (!victim)
             return false;
-        if (drop_claimed(backend, victim, policy_room_below(backend, place, victim->len_bytes) == backend->slot_count))
+        /* What could move to a tier below is left to the background, unless it is there already. */
+        wants_backed = policy_room_below(backend, place, victim->len_bytes) < backend->slot_count;
+        if (drop_claimed(backend, victim, !wants_backed))
             return true;
+        slot_return(victim);
     }
     return false;
 }
@@ -299,27 +318,32 @@ static bool push_out(struct tier_backend *backend, size_t place, struct tier_obj
     struct slot *slot = object_slot(victim), *slot_below;
     struct shoal_error error;
     enum shoal_status status;
+    /* One failed move is no reason to lose objects, as long as there is room for new ones. */
+    bool may_drop = below == backend->slot_count && !(is_paused_below(backend, place, victim->len_bytes) &&
+                                                      slot_has_room(backend, slot, 0, backend->critical));
 
-    if (below == backend->slot_count)
-        return drop_claimed(backend, victim, true);
-    tier_object_ref(victim);
-    if (drop_claimed(backend, victim, false)) {
-        tier_object_unref(victim);
+    if (drop_claimed(backend, victim, may_drop))
         return true;
+    if (below == backend->slot_count) {
+        slot_return(victim);
+        return false;
     }
     slot_below = &backend->slots[backend->order[below]];
     status = move(backend, victim, below, false, &error);
-    if (status == SHOAL_OK)
+    if (status == SHOAL_OK) {
         counter_add(&slot->offloads, 1);
-    else if (status == SHOAL_NO_SPACE)
+        tier_object_unref(victim);
+        return true;
+    }
+    if (status == SHOAL_NO_SPACE) {
         pause_moves(slot_below, FULL_PAUSE_MS);
-    else if (status != SHOAL_CONFLICT && status != SHOAL_BUSY) {
+    } else if (status != SHOAL_CONFLICT && status != SHOAL_BUSY) {
         LOG_WARN("moving an object of %llu bytes to tier %u (%s): %s", (unsigned long long)victim->len_bytes,
                  backend->order[below], slot_below->tier->ops->name, error.message);
         pause_moves(slot_below, BROKEN_PAUSE_MS);
     }
-    tier_object_unref(victim);
-    return status == SHOAL_OK;
+    slot_return(victim);
+    return false;
 }
 
 /* Brings a tier that was above high down to low, a bounded part of it. true: more can be done now. */
@@ -337,10 +361,13 @@ static bool drain(struct tier_backend *backend, size_t place)
             slot->is_draining = false;
             break;
         }
-        /* One object that alone is more than high was wanted there. */
-        victim = has_several(slot) ? slot_claim(slot, &backend->sketch) : NULL;
+        victim = slot_claim(slot, &backend->sketch, false);
         if (!victim)
             return false;
+        if (victim->len_bytes > slot_limit(backend, slot, backend->low) && !has_several(slot)) {
+            slot_return(victim); /* alone it is more than low, and wanted here */
+            return false;
+        }
         bytes += victim->len_bytes;
         if (!push_out(backend, place, victim) && ++failures == RECLAIM_TRIES)
             return false; /* in use; later */
@@ -380,7 +407,7 @@ static bool make_room(struct tier_backend *backend, size_t place, const struct t
         struct tier_object *victim;
         if (slot_has_room(backend, slot, object->len_bytes, backend->high))
             return true;
-        victim = slot_claim(slot, &backend->sketch);
+        victim = slot_claim(slot, &backend->sketch, false);
         if (!victim)
             return false;
         if (sketch_estimate(&backend->sketch, victim->hash) >= count) {
