@@ -126,7 +126,7 @@ static void on_beat(void *arg, enum shoal_status status, const uint8_t *body, si
         session_lost(session, &why);
         return;
     }
-    if (!take_drops(session, answer) || answer->n_drops >= DROPS_PER_BEAT_MAX)
+    if ((!take_drops(session, answer) && session->drop) || answer->n_drops >= DROPS_PER_BEAT_MAX)
         delay_ms = deadline_min(delay_ms, MORE_DROPS_MS);
     take_targets(session, answer);
     loop_timer_start(&session->heartbeat_timer, delay_ms);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A master that does what a test tells it: answers late, wrongly, or not at all; and remembers what it was told. */
-#ifndef SHOAL_TESTS_UNIT_FAKE_MASTER_H
-#define SHOAL_TESTS_UNIT_FAKE_MASTER_H
+#ifndef SHOAL_TESTS_LIB_FAKE_MASTER_H
+#define SHOAL_TESTS_LIB_FAKE_MASTER_H
 
 #include <stdbool.h>
 #include <stddef.h>
