@@ -203,19 +203,31 @@ static int32_t gone(struct master_service *service, struct client *client,
 {
     enum shoal_status status =
         routes_drop(service->routes, entry->key, strlen(entry->key), entry->object_id, client->slot);
+    struct route_view view;
 
     registry_forget_drop(client, entry->object_id);
-    /* A put that was given up, whose own announcement may still be on its way. (Not while others announce: they may
-     * hold it, too.) */
-    if (status == SHOAL_NOT_FOUND && service->is_settled && !registry_is_announcing(service->registry))
+    /* A put that was given up, whose own announcement may still be on its way. (Not if others hold it, or may be about
+     * to announce that: a replica is gone, not the object.) */
+    if (status == SHOAL_NOT_FOUND && service->is_settled && !registry_is_announcing(service->registry) &&
+        !(service_find_route(service, entry->key, &view) && view.object_id == entry->object_id))
         tombstones_add(&service->tombstones, entry->object_id, clock_now_ms());
     return SHOAL_OK;
+}
+
+/* A client has one object of a key. When it announces a new one, it has lost the old one, and the news of that (it was
+ * evicted) are on their way behind. */
+static void supersede(struct master_service *service, const struct client *client,
+                      const Shoal__Wire__MasterAnnounceRequest__Entry *entry, const struct route_view *view)
+{
+    struct route_replica replicas[ROUTE_REPLICAS_MAX];
+
+    if (routes_replicas(service->routes, view, replicas) == 1 && replicas[0].client == client->slot)
+        routes_drop(service->routes, entry->key, strlen(entry->key), view->object_id, client->slot);
 }
 
 static int32_t announce(struct job *job, struct client *client, const Shoal__Wire__MasterAnnounceRequest__Entry *entry)
 {
     struct master_service *service = job->service;
-    bool is_new = entry->kind == SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__NEW;
     struct route_view view;
     bool is_known;
 
@@ -236,11 +248,13 @@ static int32_t announce(struct job *job, struct client *client, const Shoal__Wir
             return STATUS_OPEN;
         if (!is_known && job->is_late)
             return SHOAL_TIMED_OUT;
-        break;
+        if (is_known && view.object_id != entry->object_id)
+            supersede(service, client, entry, &view);
+        return add(service, client, entry);
     default: /* HELD; MOVED: it holds it, wherever, also if this master has not heard of it yet */
         break;
     }
-    if (is_known && view.object_id != entry->object_id && !is_new) {
+    if (is_known && view.object_id != entry->object_id) {
         service->counters.conflicts++;
         LOG_INFO("%s holds another object of a key than the one that has the route: it has to drop it",
                  client->server_name);

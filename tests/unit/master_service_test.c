@@ -124,6 +124,36 @@ static void gone_before_new_leaves_no_route(void **state)
     assert_int_equal(master_client_lookup(&fixture->clients[0], "k", NULL, NULL), SHOAL_NOT_FOUND);
 }
 
+/* It may be told twice, e.g. after a lost connection; the others' copies stay. */
+static void a_replica_that_is_gone_is_not_the_object(void **state)
+{
+    struct fixture *fixture = *state;
+    struct master_client *a = &fixture->clients[0], *b = &fixture->clients[1];
+
+    assert_int_equal(master_client_announce(a, NEW, "k", 22, 5), SHOAL_OK);
+    assert_int_equal(master_client_announce(b, REPLICA, "k", 22, 5), SHOAL_OK);
+    assert_int_equal(master_client_announce(b, GONE, "k", 22, 0), SHOAL_OK);
+    assert_int_equal(master_client_announce(b, GONE, "k", 22, 0), SHOAL_OK);
+    assert_int_equal(master_client_announce(a, HELD, "k", 22, 5), SHOAL_OK);
+}
+
+/* The news of an eviction may come after the next put of the key. */
+static void a_new_object_replaces_the_clients_own_old_one(void **state)
+{
+    struct fixture *fixture = *state;
+    struct master_client *a = &fixture->clients[0], *b = &fixture->clients[1];
+    uint64_t object_id;
+
+    assert_int_equal(master_client_announce(a, NEW, "k", 23, 5), SHOAL_OK);
+    assert_int_equal(master_client_announce(b, NEW, "k", 24, 5), SHOAL_EXISTS);
+    assert_int_equal(master_client_announce(a, NEW, "k", 25, 5), SHOAL_OK);
+    assert_int_equal(master_client_announce(a, GONE, "k", 23, 0), SHOAL_OK);
+    assert_int_equal(master_client_lookup(a, "k", &object_id, NULL), SHOAL_OK);
+    assert_int_equal(object_id, 25);
+    assert_int_equal(master_client_announce(b, REPLICA, "k", 25, 5), SHOAL_OK);
+    assert_int_equal(master_client_announce(a, NEW, "k", 26, 5), SHOAL_EXISTS); /* there is another copy */
+}
+
 static void what_is_removed_stays_removed(void **state)
 {
     struct fixture *fixture = *state;
@@ -546,6 +576,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_key_has_one_object_and_its_replicas, setup, teardown),
         cmocka_unit_test_setup_teardown(gone_before_new_leaves_no_route, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_replica_that_is_gone_is_not_the_object, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_new_object_replaces_the_clients_own_old_one, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_removed_stays_removed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_registration_begins_anew, setup, teardown),
         cmocka_unit_test_setup_teardown(names_are_unique_among_the_living, setup, teardown),
