@@ -372,6 +372,7 @@ static enum shoal_status begin(struct master_service *service, struct shoal_erro
     struct registry *registry = NULL;
     struct routes *routes = NULL;
     enum shoal_status status;
+    bool was_stalled;
 
     clock_gettime(CLOCK_REALTIME, &now);
     registry_config.first_sequence = (uint64_t)now.tv_sec << 24;
@@ -389,6 +390,7 @@ static enum shoal_status begin(struct master_service *service, struct shoal_erro
     service->instance = random_id();
     service->born_ms = service->settle_from_ms = clock_now_ms();
     service->is_settled = false;
+    registry_tick(registry, service->born_ms, &was_stalled); /* from here on a late one tells a stall */
     return SHOAL_OK;
 }
 

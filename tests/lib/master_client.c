@@ -218,7 +218,7 @@ enum shoal_status master_client_heartbeat(struct master_client *client, uint64_t
     if (answer_out)
         *answer_out = answer;
     else
-        protobuf_c_message_free_unpacked(&answer->base, NULL);
+        protobuf_c_message_free_unpacked((void *)answer, NULL);
     return status;
 }
 
@@ -232,7 +232,7 @@ static enum shoal_status announce(struct master_client *client, Shoal__Wire__Mas
         status = (enum shoal_status)answer->statuses[0];
     if (answer)
         require(answer->n_statuses == request->n_entries, "one status per entry");
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     return status;
 }
 
@@ -282,7 +282,7 @@ enum shoal_status master_client_lookup(struct master_client *client, const char 
         *object_id_out = answer->routes[0]->object_id;
     if (replicas_out)
         *replicas_out = answer->routes[0]->n_replicas;
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     return status;
 }
 
@@ -300,7 +300,7 @@ enum shoal_status master_client_remove(struct master_client *client, const char 
     if (!answer)
         return status;
     status = (enum shoal_status)answer->routes[0]->status;
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     return status;
 }
 

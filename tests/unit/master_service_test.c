@@ -35,7 +35,7 @@ static bool is_settled(struct fixture *fixture)
     Shoal__Wire__MasterStatusResponse *status = master_client_status(&fixture->clients[0]);
     bool is_settled = status && status->is_settled;
 
-    protobuf_c_message_free_unpacked(&status->base, NULL);
+    protobuf_c_message_free_unpacked((void *)status, NULL);
     return is_settled;
 }
 
@@ -44,7 +44,7 @@ static size_t count_clients(struct fixture *fixture)
     Shoal__Wire__MasterStatusResponse *status = master_client_status(&fixture->clients[0]);
     size_t count = status ? status->n_clients : SIZE_MAX;
 
-    protobuf_c_message_free_unpacked(&status->base, NULL);
+    protobuf_c_message_free_unpacked((void *)status, NULL);
     return count;
 }
 
@@ -53,7 +53,7 @@ static uint64_t count_keys(struct fixture *fixture)
     Shoal__Wire__MasterStatusResponse *status = master_client_status(&fixture->clients[0]);
     uint64_t count = status ? status->key_count : UINT64_MAX;
 
-    protobuf_c_message_free_unpacked(&status->base, NULL);
+    protobuf_c_message_free_unpacked((void *)status, NULL);
     return count;
 }
 
@@ -172,18 +172,18 @@ static void what_is_removed_stays_removed(void **state)
     assert_int_equal(master_client_announce(b, GONE, "k", 31, 0), SHOAL_OK);
     assert_int_equal(master_client_heartbeat(b, MIB, 0, 0, &answer), SHOAL_OK);
     assert_int_equal(answer->n_drops, 0);
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(master_client_heartbeat(a, MIB, 0, 0, &answer), SHOAL_OK);
         assert_int_equal(answer->n_drops, 1);
         assert_string_equal(answer->drops[0]->key, "k");
         assert_int_equal(answer->drops[0]->object_id, 31);
         sequence = answer->drops[0]->sequence;
-        protobuf_c_message_free_unpacked(&answer->base, NULL);
+        protobuf_c_message_free_unpacked((void *)answer, NULL);
     }
     assert_int_equal(master_client_heartbeat(a, MIB, 0, sequence, &answer), SHOAL_OK);
     assert_int_equal(answer->n_drops, 0);
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     assert_int_equal(master_client_announce(b, NEW, "k", 32, 100), SHOAL_OK); /* the key is free */
 }
 
@@ -290,10 +290,10 @@ static void heartbeats_bring_targets_by_free_capacity(void **state)
     assert_int_equal(answer->targets[0]->instance, fixture->clients[2].instance);
     assert_string_equal(answer->targets[0]->address, fixture->clients[2].address);
     assert_int_equal(answer->targets[1]->free_bytes, 2 * MIB);
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     assert_int_equal(master_client_heartbeat(&fixture->clients[0], MIB, 0, 0, &answer), SHOAL_OK);
     assert_int_equal(answer->targets[0]->instance, fixture->clients[0].instance);
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
 
     request.instance = fixture->clients[0].instance;
     request.len_bytes = lengths;
@@ -305,14 +305,14 @@ static void heartbeats_bring_targets_by_free_capacity(void **state)
     assert_int_equal(routes->targets[0]->instance, fixture->clients[2].instance);
     assert_int_equal(routes->targets[1]->instance, fixture->clients[1].instance); /* the first one was counted */
     assert_int_equal(routes->targets[2]->instance, 0);                            /* nobody is large enough */
-    protobuf_c_message_free_unpacked(&routes->base, NULL);
+    protobuf_c_message_free_unpacked((void *)routes, NULL);
     request.excluded = excluded;
     request.n_excluded = 1;
     request.n_len_bytes = 1;
     routes = master_client_call(&fixture->clients[0], WRITE_ROUTE, &request.base,
                                 &shoal__wire__master_write_route_response__descriptor, 0, &status);
     assert_int_equal(routes->targets[0]->instance, fixture->clients[1].instance);
-    protobuf_c_message_free_unpacked(&routes->base, NULL);
+    protobuf_c_message_free_unpacked((void *)routes, NULL);
 }
 
 /* --- lists --- */
@@ -354,7 +354,7 @@ static void lists_come_in_order_and_pages(void **state)
         }
         count += page->n_entries;
         next = page->next_cursor.len ? list(fixture, "", 1000, &page->next_cursor, &status) : NULL;
-        protobuf_c_message_free_unpacked(&page->base, NULL);
+        protobuf_c_message_free_unpacked((void *)page, NULL);
         page = next;
     }
     assert_int_equal(count, KEYS);
@@ -362,17 +362,17 @@ static void lists_come_in_order_and_pages(void **state)
     page = list(fixture, "odd/*1", 4096, NULL, &status);
     assert_int_equal(page->n_entries, KEYS / 10);
     assert_int_equal(page->next_cursor.len, 0);
-    protobuf_c_message_free_unpacked(&page->base, NULL);
+    protobuf_c_message_free_unpacked((void *)page, NULL);
     page = list(fixture, "?dd/000[135]", 2, NULL, &status);
     assert_int_equal(page->n_entries, 2);
     next = list(fixture, "?dd/000[135]", 2, &page->next_cursor, &status);
     assert_int_equal(next->n_entries, 1);
     assert_string_equal(next->entries[0]->key, "odd/0005");
-    protobuf_c_message_free_unpacked(&page->base, NULL);
-    protobuf_c_message_free_unpacked(&next->base, NULL);
+    protobuf_c_message_free_unpacked((void *)page, NULL);
+    protobuf_c_message_free_unpacked((void *)next, NULL);
     page = list(fixture, "none*", 0, NULL, &status);
     assert_int_equal(page->n_entries, 0);
-    protobuf_c_message_free_unpacked(&page->base, NULL);
+    protobuf_c_message_free_unpacked((void *)page, NULL);
 }
 
 /* --- bad input --- */
@@ -432,7 +432,7 @@ static void malformed_requests_are_refused(void **state)
     assert_int_equal(answer->n_routes, 4096);
     assert_int_equal(answer->routes[0]->status, SHOAL_NOT_FOUND);
     assert_int_equal(answer->routes[4095]->object_id, 81);
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     free(keys);
 }
 
@@ -456,7 +456,7 @@ static uint64_t end_lookup(struct master_call *call, enum shoal_status *status_o
 
     if (answer)
         *status_out = (enum shoal_status)answer->routes[0]->status;
-    protobuf_c_message_free_unpacked(answer ? &answer->base : NULL, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     return object_id;
 }
 
@@ -502,7 +502,7 @@ static void answers_about_unknown_keys_wait_in_the_beginning(void **state)
     assert_int_equal(end_lookup(known, &status), 92);
     answer = master_call_end(put, &shoal__wire__master_announce_response__descriptor, &status, NULL);
     assert_int_equal(answer->statuses[0], SHOAL_EXISTS);
-    protobuf_c_message_free_unpacked(&answer->base, NULL);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
     assert_false(master_call_is_done(missing));
     late = begin_lookup(reader, "also missing", 0);
     assert_int_equal(master_client_announce_end(owner), SHOAL_OK);
