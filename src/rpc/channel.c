@@ -454,7 +454,8 @@ static enum shoal_status run_exchange(struct exchange *exchange, struct channel 
           exchange->has_sent ? RPC_FRAME_HEADER_BYTES + exchange->body_len : 0);
     count(&exchange->channels->counters.bytes_in, received);
     if (status) {
-        buf_consume(exchange->body_out, exchange->body_out->len);
+        if (!exchange->is_reusable)
+            buf_consume(exchange->body_out, exchange->body_out->len);
         error_prefix(error, "%s", exchange->address);
     }
     if (was_interrupted(channel)) {

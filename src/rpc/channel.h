@@ -37,11 +37,11 @@ void rpc_channels_destroy(struct rpc_channels *channels);
 
 /* Sends a request whose body is the concatenation of parts (their sum at most RPC_REQUEST_LARGE_MAX_BYTES; most peers
  * accept RPC_REQUEST_MAX_BYTES) and waits for the answer. instance 0: any. body_out is cleared first and has the
- * answer's body on success. The call's deadline bounds everything, the dial included; its rest travels with the
- * request. An idle connection that turns out to be dead before a byte of the answer is replaced once by a new one, so
- * the peer may see such a request twice. The peer's status with its text, or UNREACHABLE, TIMED_OUT, CANCELED,
- * PROTOCOL, ADDRESS, LIMIT, NO_MEMORY; the message begins with the address. A peer that does not accept a connection
- * within connect_timeout_ms is UNREACHABLE. */
+ * answer's body on success, the text of an error that is the peer's own, and nothing otherwise. The call's deadline
+ * bounds everything, the dial included; its rest travels with the request. An idle connection that turns out to be dead
+ * before a byte of the answer is replaced once by a new one, so the peer may see such a request twice. The peer's
+ * status with its text, or UNREACHABLE, TIMED_OUT, CANCELED, PROTOCOL, ADDRESS, LIMIT, NO_MEMORY; the message begins
+ * with the address. A peer that does not accept a connection within connect_timeout_ms is UNREACHABLE. */
 enum shoal_status rpc_channels_call(struct rpc_channels *channels, const char *address, uint64_t instance,
                                     uint16_t method, const struct iovec *parts, int part_count, const struct call *call,
                                     struct buf *body_out, struct shoal_error *error);
