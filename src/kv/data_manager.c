@@ -223,10 +223,11 @@ static void on_announced(void *arg, enum shoal_status status, const struct shoal
     }
 }
 
-/* Commits and announces. false: it has failed. Else done follows. */
+/* Commits and announces. false: it has failed. Else done follows, and may have freed finish already. */
 static bool finish_begin(struct finish *finish)
 {
     struct data_manager *manager = finish->manager;
+    enum shoal_status status;
     int64_t left_ms = 0;
 
     finish->status = tier_commit(finish->allocation, finish->object_id, &finish->object, &finish->error);
@@ -238,15 +239,14 @@ static bool finish_begin(struct finish *finish)
     mutex_unlock(&manager->mutex);
     if (finish->deadline_ms)
         left_ms = deadline_left_ms(finish->deadline_ms);
+    status = SHOAL_TIMED_OUT;
     if (left_ms > 0 || !finish->deadline_ms)
-        finish->status = session_announce(manager->session, finish->kind, tier_object_key(finish->object),
-                                          tier_object_id(finish->object), tier_object_len(finish->object),
-                                          tier_object_tier(finish->object), left_ms, on_announced, finish);
-    else
-        finish->status = SHOAL_TIMED_OUT;
-    if (finish->status == SHOAL_OK)
-        return true; /* finish may be gone by now */
-    error_set(&finish->error, finish->status, 0, "announcing to the master: %s", shoal_status_text(finish->status));
+        status = session_announce(manager->session, finish->kind, tier_object_key(finish->object),
+                                  tier_object_id(finish->object), tier_object_len(finish->object),
+                                  tier_object_tier(finish->object), left_ms, on_announced, finish);
+    if (status == SHOAL_OK)
+        return true;
+    finish->status = error_set(&finish->error, status, 0, "announcing to the master: %s", shoal_status_text(status));
     finish_abandon(finish);
     return false;
 }

@@ -170,8 +170,8 @@ static enum shoal_status send_batch(struct announce_batch *batch)
 {
     struct session *session = batch->session;
     Shoal__Wire__MasterAnnounceRequest request = SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__INIT;
-    wire_entry *entries = calloc(batch->count, sizeof *entries), *to = entries;
-    wire_entry **pointers = calloc(batch->count, sizeof *pointers);
+    wire_entry *entries = calloc(batch->count + 1, sizeof *entries), *to = entries;
+    wire_entry **pointers = calloc(batch->count + 1, sizeof *pointers);
     enum shoal_status status = SHOAL_NO_MEMORY;
     uint8_t *body = NULL;
     size_t len;

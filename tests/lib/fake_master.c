@@ -258,8 +258,8 @@ static void live(struct fake_master *master)
         assert_false(deadline_is_past(deadline_ms));
     assert_int_equal(rpc_create(master->loop, master->endpoint, &master->rpc, NULL), SHOAL_OK);
     rpc_set_request_max(master->rpc, RPC_REQUEST_LARGE_MAX_BYTES);
-    for (uint16_t method = MASTER_METHOD_REGISTER; method <= MASTER_METHOD_STATUS; method++)
-        rpc_set_handler(master->rpc, method, on_request, master);
+    for (int method = MASTER_METHOD_REGISTER; method <= MASTER_METHOD_STATUS; method++)
+        rpc_set_handler(master->rpc, (uint16_t)method, on_request, master);
     master->port = endpoint_port(master->endpoint);
     snprintf(master->address, sizeof master->address, "127.0.0.1:%u", master->port);
     assert_int_equal(endpoint_start(master->endpoint, master->address, NULL), SHOAL_OK);
