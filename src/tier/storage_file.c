@@ -10,8 +10,10 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "tier/storage_io.h"
@@ -21,6 +23,7 @@
 #define DATA_NAME "objects.data"
 #define INDEX_NAME "index.db"
 #define PATH_IN_MESSAGE "%.200s"
+#define LAST_WRITES_MS 10000 /* of a process that was killed, with a slow disk */
 
 static enum shoal_status fail(int saved, const char *directory, const char *what, struct shoal_error *error)
 {
@@ -163,6 +166,25 @@ static enum shoal_status open_data(const char *directory, struct storage_file *f
     return status;
 }
 
+/* What a killed process has given to io_uring may reach the disk after its end, when its lock file is free already. But
+ * each such request holds the data file open, and with it this lock: so they cannot write over what comes next. */
+static enum shoal_status lock_data(const char *directory, const struct storage_file *file, struct shoal_error *error)
+{
+    int64_t deadline_ms = deadline_after_ms(LAST_WRITES_MS);
+
+    while (flock(file->fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return fail(errno, directory, "cannot lock the data file", error);
+        if (deadline_is_past(deadline_ms))
+            return error_set(error, SHOAL_BUSY, 0,
+                             "storage_filepath " PATH_IN_MESSAGE ": writes of a process that has ended are still under"
+                             " way",
+                             directory);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return SHOAL_OK;
+}
+
 /* Bytes that the file can still take, its own included. */
 static enum shoal_status check_room(const char *directory, const struct storage_file *file, uint64_t capacity_bytes,
                                     struct shoal_error *error)
@@ -215,6 +237,8 @@ enum shoal_status storage_file_open(const char *directory, uint64_t capacity_byt
     if (status == SHOAL_OK)
         status = open_data(directory, &file, error);
     if (status == SHOAL_OK)
+        status = lock_data(directory, &file, error);
+    if (status == SHOAL_OK)
         status = grow(directory, &file, capacity_bytes, error);
     if (status == SHOAL_OK)
         *file_out = file;
@@ -225,11 +249,13 @@ enum shoal_status storage_file_open(const char *directory, uint64_t capacity_byt
 
 void storage_file_close(struct storage_file *file)
 {
-    if (file->fd >= 0)
-        close(file->fd);
-    if (file->lock_fd >= 0) {
-        flock(file->lock_fd, LOCK_UN); /* a child forked meanwhile shares the lock */
-        close(file->lock_fd);
+    int fds[] = {file->fd, file->lock_fd};
+
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
+        if (fds[i] < 0)
+            continue;
+        flock(fds[i], LOCK_UN); /* a child forked meanwhile shares the lock */
+        close(fds[i]);
     }
     file->fd = file->lock_fd = -1;
 }

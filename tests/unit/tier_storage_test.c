@@ -5,7 +5,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sqlite3.h>
+#include <sys/file.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include "tier/storage_io.h"
@@ -488,6 +491,40 @@ static void killed(void **state)
         killed_once(seed + i * 41);
 }
 
+/* Killed between the first byte in blocks that an object had before, taken back in passing, and the new entry. */
+static void killed_in_reused_blocks(void **state)
+{
+    struct world world;
+    int fds[2], wait_status;
+    char byte;
+
+    (void)state;
+    world_init(&world);
+    assert_int_equal(pipe(fds), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct tier_space *space;
+        static uint8_t data[TIER_STAGING_BYTES];
+        open_tier(&world, 4 << 20);
+        put(&world, "old", 1, 4 << 20);
+        drop(&world, 0, false);
+        if (ops->allocate(world.tier, 4 << 20, &space, NULL) != SHOAL_OK ||
+            ops->write(world.tier, space, 0, data, sizeof data, NULL) != SHOAL_OK || write(fds[1], "x", 1) != 1)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    close(fds[1]);
+    assert_int_equal(read(fds[0], &byte, 1), 1);
+    close(fds[0]);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &wait_status, 0), child);
+    open_tier(&world, 4 << 20);
+    assert_int_equal(world.count, 0);
+    world_release(&world);
+}
+
 /* --- damage ---------------------------------------------------------------------------------------------------------
  */
 
@@ -699,6 +736,51 @@ static void in_use(void **state)
     world_release(&world);
 }
 
+/* Requests of a process that was killed may outlive it, and with them its lock on the data file: that is waited for. */
+static void last_writes(void **state)
+{
+    struct world world;
+    char *data, *lock, *index, owner[24], text[24];
+    int fds[2], wait_status;
+
+    (void)state;
+    world_init(&world);
+    data = tmpdir_path(world.directory, "objects.data");
+    lock = tmpdir_path(world.directory, "lock");
+    index = tmpdir_path(world.directory, "index.db");
+    snprintf(owner, sizeof owner, "%ld\n", (long)getpid());
+    assert_int_equal(pipe(fds), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int64_t deadline_ms = deadline_after_ms(UNIT_WAIT_MS);
+        int fd = open(data, O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
+        if (fd < 0 || flock(fd, LOCK_EX) != 0 || write(fds[1], "x", 1) != 1)
+            _exit(2);
+        for (;;) { /* until the parent has the other lock */
+            FILE *file = fopen(lock, "r");
+            bool is_there = file && fgets(text, sizeof text, file) && strcmp(text, owner) == 0;
+            if (file)
+                fclose(file);
+            if (is_there)
+                _exit(access(index, F_OK) == 0);
+            if (deadline_is_past(deadline_ms))
+                _exit(3);
+            nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+        }
+    }
+    assert_int_equal(read(fds[0], text, 1), 1);
+    open_tier(&world, CAPACITY);
+    assert_int_equal(waitpid(child, &wait_status, 0), child);
+    assert_int_equal(wait_status, 0);
+    close(fds[0]);
+    close(fds[1]);
+    free(data);
+    free(lock);
+    free(index);
+    world_release(&world);
+}
+
 static void wrong_index(void **state)
 {
     struct world world;
@@ -772,6 +854,74 @@ static void write_errors(void **state)
         world_release(&world);
     }
     unsetenv("SHOAL_STORAGE_IO");
+}
+
+#define SMALL_DISK_BYTES (4u << 20)
+
+/* In a process and mount namespace of its own. Returns what went wrong, or NULL. */
+static const char *fill_disk(const char *directory)
+{
+    struct world world = {.directory = (char *)directory, .objects = calloc(OBJECTS_MAX, sizeof(struct object))};
+    struct shoal_error error = {0};
+    char options[32];
+    size_t count = 0;
+
+    snprintf(options, sizeof options, "size=%u", SMALL_DISK_BYTES);
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("none", directory, "tmpfs", 0, options) != 0)
+        return "skipped";
+    if (try_open(directory, SMALL_DISK_BYTES + 4096, &world.tier, &error) != SHOAL_NO_SPACE ||
+        !strstr(error.message, "the capacity is 4198400 bytes, the file system has room for 41"))
+        return error.message[0] ? strdup(error.message) : "the capacity is larger than the disk";
+    open_tier(&world, SMALL_DISK_BYTES - (256 << 10));
+    /* The index grows until the disk is full, long before the data file is. */
+    for (; count < OBJECTS_MAX; count++) {
+        char key[600];
+        uint64_t used_bytes = world.tier->used_bytes;
+        snprintf(key, sizeof key, "%0500zu", count);
+        enum shoal_status status = try_put(&world, key, count + 1, 1, &error);
+        if (status == SHOAL_OK)
+            continue;
+        if (status != SHOAL_NO_SPACE || !strstr(error.message, "index.db"))
+            return error.message[0] ? strdup(error.message) : "the tier was full first";
+        if (world.tier->used_bytes != used_bytes)
+            return "the space did not come back";
+        break;
+    }
+    if (count == OBJECTS_MAX)
+        return "the disk was never full";
+    for (size_t i = 0; i < count; i++)
+        check_object(&world, &world.objects[i]);
+    close_tier(&world);
+    open_tier(&world, SMALL_DISK_BYTES - (256 << 10));
+    if (world.count != count)
+        return "an object is lost";
+    close_tier(&world);
+    free(world.objects);
+    return NULL;
+}
+
+static void full_disk(void **state)
+{
+    struct world world;
+    int wait_status;
+
+    (void)state;
+    world_init(&world);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const char *problem = fill_disk(world.directory);
+        if (problem)
+            print_message("%s\n", problem);
+        fflush(NULL);
+        _exit(!problem ? 0 : strcmp(problem, "skipped") == 0 ? 77 : 1);
+    }
+    assert_int_equal(waitpid(child, &wait_status, 0), child);
+    world_release(&world);
+    if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 77)
+        skip(); /* mounting needs root */
+    assert_int_equal(wait_status, 0);
 }
 
 /* --- threads --------------------------------------------------------------------------------------------------------
@@ -848,7 +998,8 @@ int main(void)
         cmocka_unit_test(maintained),      cmocka_unit_test(killed),         cmocka_unit_test(corrupted_byte),
         cmocka_unit_test(wrong_rows),      cmocka_unit_test(other_capacity), cmocka_unit_test(wrong_paths),
         cmocka_unit_test(unwritable_path), cmocka_unit_test(in_use),         cmocka_unit_test(wrong_index),
-        cmocka_unit_test(write_errors),    cmocka_unit_test(threads),
+        cmocka_unit_test(write_errors),    cmocka_unit_test(threads),        cmocka_unit_test(killed_in_reused_blocks),
+        cmocka_unit_test(last_writes),     cmocka_unit_test(full_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
