@@ -18,6 +18,7 @@
 
 struct tier_object;
 struct tier_allocation;
+struct kv_window;
 
 enum lease_kind {
     LEASE_PIN = 1,   /* bytes that the peer READs: object or staging */
@@ -30,8 +31,8 @@ struct lease_holding {
     struct tier_object *object;
     void *staging;
     struct tier_allocation *allocation;
-    uint64_t window_key; /* of the memory that the peer may WRITE to (engine.h) */
-    uint64_t object_id;  /* for the commit; 0: a new one */
+    struct kv_window *window; /* by which the peer may WRITE */
+    uint64_t object_id;       /* for the commit; 0: a new one */
 };
 
 struct leases_config {

@@ -92,8 +92,10 @@ static void a_renewed_lease_stays(void **state)
 static void a_taken_lease_is_the_callers(void **state)
 {
     uint8_t space = 0, object = 0;
-    struct lease_holding write = {
-        .kind = LEASE_WRITE, .allocation = (struct tier_allocation *)&space, .window_key = 7, .object_id = 9};
+    struct lease_holding write = {.kind = LEASE_WRITE,
+                                  .allocation = (struct tier_allocation *)&space,
+                                  .window = (struct kv_window *)&object,
+                                  .object_id = 9};
     struct lease_holding taken;
     struct leases leases;
     unsigned total;
@@ -107,7 +109,7 @@ static void a_taken_lease_is_the_callers(void **state)
     assert_int_equal(leases_take(&leases, pin_id, LEASE_WRITE, &taken), SHOAL_NOT_FOUND);
     assert_int_equal(leases_take(&leases, id, LEASE_WRITE, &taken), SHOAL_OK);
     assert_ptr_equal(taken.allocation, write.allocation);
-    assert_int_equal(taken.window_key, 7);
+    assert_ptr_equal(taken.window, write.window);
     assert_int_equal(taken.object_id, 9);
     assert_int_equal(leases_take(&leases, id, LEASE_WRITE, &taken), SHOAL_NOT_FOUND);
     leases_expire(&leases, 10 * LEASE_MS);
