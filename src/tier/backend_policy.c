@@ -346,43 +346,60 @@ static bool push_out(struct tier_backend *backend, size_t place, struct tier_obj
     return false;
 }
 
-/* Brings a tier that was above high down to low, a bounded part of it. true: more can be done now. */
-static bool drain(struct tier_backend *backend, size_t place)
+/* Takes the least valuable object off its tier. false: none can go. */
+static bool push_one_out(struct tier_backend *backend, size_t place, uint64_t *bytes)
 {
     struct slot *slot = &backend->slots[backend->order[place]];
-    unsigned failures = 0;
-    uint64_t bytes = 0;
 
-    if (!slot_has_room(backend, slot, 0, backend->high))
-        slot->is_draining = true;
-    for (unsigned i = 0; slot->is_draining && i < ROUND_OBJECTS && bytes < ROUND_BYTES; i++) {
-        struct tier_object *victim;
-        if (slot_has_room(backend, slot, 0, backend->low)) {
-            slot->is_draining = false;
-            break;
-        }
-        victim = slot_claim(slot, &backend->sketch, false);
+    for (unsigned i = 0; i < RECLAIM_TRIES; i++) {
+        struct tier_object *victim = slot_claim(slot, &backend->sketch, false);
         if (!victim)
             return false;
         if (victim->len_bytes > slot_limit(backend, slot, backend->low) && !has_several(slot)) {
             slot_return(victim); /* alone it is more than low, and wanted here */
             return false;
         }
-        bytes += victim->len_bytes;
-        if (!push_out(backend, place, victim) && ++failures == RECLAIM_TRIES)
-            return false; /* in use; later */
+        *bytes += victim->len_bytes;
+        if (push_out(backend, place, victim))
+            return true;
+    }
+    return false;
+}
+
+/* Brings a tier that was above high down to low, a bounded part of it. true: more can be done now. */
+static bool drain(struct tier_backend *backend, size_t place)
+{
+    struct slot *slot = &backend->slots[backend->order[place]];
+    uint64_t bytes = 0;
+
+    if (!slot_has_room(backend, slot, 0, backend->high))
+        slot->is_draining = true;
+    for (unsigned i = 0; slot->is_draining && i < ROUND_OBJECTS && bytes < ROUND_BYTES; i++) {
+        /* What is in use or cannot be moved now may stay for long: low is given up then, not what comes next. */
+        if (slot_has_room(backend, slot, 0, backend->low) || !push_one_out(backend, place, &bytes))
+            slot->is_draining = false;
     }
     return slot->is_draining;
 }
 
 /* --- promotion --- */
 
+/* It could ever lie at place beside others. */
+static bool may_promote(const struct tier_backend *backend, size_t place, const struct tier_object *object)
+{
+    const struct slot *slot = &backend->slots[backend->order[place]];
+    return object->len_bytes <= slot_limit(backend, slot, backend->high) &&
+           object->len_bytes <= slot->tier->max_object_bytes;
+}
+
 void policy_note_hot(struct tier_object *object)
 {
     struct tier_backend *backend = object->backend;
-    bool is_queued = false;
+    bool is_queued = false, fits = false;
 
-    if (__atomic_load_n(&object->is_hot, __ATOMIC_RELAXED) ||
+    for (size_t place = 0; place < backend->slot_count && backend->order[place] != object->tier; place++)
+        fits = fits || may_promote(backend, place, object);
+    if (!fits || __atomic_load_n(&object->is_hot, __ATOMIC_RELAXED) ||
         __atomic_exchange_n(&object->is_hot, true, __ATOMIC_RELAXED))
         return;
     mutex_lock(&backend->lock);
@@ -428,8 +445,7 @@ static void promote(struct tier_backend *backend, struct tier_object *object)
         struct shoal_error error;
         enum shoal_status status;
 
-        if (object->len_bytes > slot_limit(backend, slot, backend->high) ||
-            object->len_bytes > slot->tier->max_object_bytes || !make_room(backend, place, object))
+        if (!may_promote(backend, place, object) || !make_room(backend, place, object))
             continue;
         status = move(backend, object, place, is_persistent, &error);
         if (status == SHOAL_OK) {

@@ -19,6 +19,7 @@
 #include "content.h"
 #include "tier/backend.h"
 #include "tier_fake.h"
+#include "tmpdir.h"
 
 #define KEYS 24
 #define HELD 12
@@ -44,6 +45,7 @@ struct writing {
 struct model {
     struct tier_backend *backend;
     bool has_storage;
+    char *directory; /* of the real STORAGE kind; NULL: the fake one. Owned */
     struct random random;
     struct key_model keys[KEYS];
     struct tier_object *held[HELD];
@@ -51,8 +53,6 @@ struct model {
     uint64_t owed[OWED]; /* ids that were found gone before the event came */
     unsigned owed_count;
     uint64_t next_id;
-    pthread_t readers[2];
-    unsigned reader_count;
 };
 
 static uint64_t current_seed;
@@ -112,11 +112,15 @@ static void open_backend(struct model *model)
 {
     struct tier_config tiers[2] = {
         {.type = TIER_DRAM, .capacity_bytes = DRAM_BYTES, .priority = 2, .numa_node = -1},
-        {.type = TIER_STORAGE, .capacity_bytes = STORAGE_BYTES, .priority = 1, .numa_node = -1},
+        {.type = TIER_STORAGE,
+         .capacity_bytes = STORAGE_BYTES,
+         .priority = 1,
+         .storage_filepath = model->directory,
+         .numa_node = -1},
     };
     const struct tier_backend_config config = {
         .tiers = tiers, .tier_count = model->has_storage ? 2 : 1, .lock_stripes = 4, .staging_buffers = 1};
-    const struct backend_options options = {.ops_of = tier_fake_ops, .has_no_thread = true};
+    const struct backend_options options = {.ops_of = model->directory ? NULL : tier_fake_ops, .has_no_thread = true};
     const struct tier_events events = {.evicted = on_evicted, .moved = on_moved, .arg = model};
     struct shoal_error error;
 
@@ -365,13 +369,15 @@ static void finish(struct model *model)
     tier_backend_destroy(model->backend);
 }
 
-static void run(uint64_t seed, bool has_storage)
+static void run(uint64_t seed, bool has_storage, bool is_real)
 {
     static struct model model;
     unsigned steps;
 
     current_seed = seed;
     model = (struct model){.has_storage = has_storage, .next_id = 1000};
+    if (is_real)
+        model.directory = tmpdir_make();
     random_init(&model.random, seed);
     steps = 50 + (unsigned)random_below(&model.random, 250);
     open_backend(&model);
@@ -412,6 +418,7 @@ static void run(uint64_t seed, bool has_storage)
         }
     }
     finish(&model);
+    tmpdir_remove(model.directory);
 }
 
 static uint64_t first_seed(void)
@@ -427,7 +434,7 @@ static void test_dram(void **state)
     uint64_t seed = first_seed();
     (void)state;
     for (unsigned i = 0; i < 2000; i++)
-        run(seed + i, false);
+        run(seed + i, false, false);
 }
 
 static void test_dram_storage(void **state)
@@ -435,7 +442,15 @@ static void test_dram_storage(void **state)
     uint64_t seed = first_seed();
     (void)state;
     for (unsigned i = 0; i < 3000; i++)
-        run(seed + i, true);
+        run(seed + i, true, false);
+}
+
+static void test_real_storage(void **state)
+{
+    uint64_t seed = first_seed();
+    (void)state;
+    for (unsigned i = 0; i < 40; i++)
+        run(seed + i, true, true);
 }
 
 /* --- the same calls from several threads, with the backend's own thread ---
@@ -570,6 +585,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dram),
         cmocka_unit_test(test_dram_storage),
+        cmocka_unit_test(test_real_storage),
         cmocka_unit_test(test_threads),
     };
     if (argc > 1)

@@ -355,6 +355,7 @@ static void test_removed_while_moved(void **state)
     assert_false(tier_fake_disk_has("a", 1));
     assert_true(where("b", 2) >= 0);
     assert_int_equal(tier_remove(backend, "b", 0), SHOAL_OK);
+    steps(); /* it may wait for its promotion */
     expect_empty();
     assert_int_equal(seen.evicted, 0);
 }
