@@ -220,15 +220,17 @@ static void connect_to(struct session *session, const char *address)
 static void on_found(void *arg)
 {
     struct session *session = arg;
-    char address[HOSTPORT_TEXT_BYTES];
+    char text[HOSTPORT_TEXT_BYTES], address[HOSTPORT_TEXT_BYTES];
     struct shoal_error error;
 
     mutex_lock(&session->mutex);
     error = session->find_error;
+    memcpy(text, session->find_text, sizeof text);
     memcpy(address, session->find_address, sizeof address);
     mutex_unlock(&session->mutex);
     if (session->state != SESSION_FINDING)
         return;
+    memcpy(session->master_text, text, sizeof text);
     if (error.status == SHOAL_OK) {
         connect_to(session, address);
         return;
@@ -243,14 +245,12 @@ static void find_master(void *arg)
 
     if (session->state != SESSION_WAITING)
         return;
-    session_master_current(session, session->master_text);
-    if (session_master_is_numeric(session->master_text)) {
+    if (session_master_current(session, session->master_text) && session_master_is_numeric(session->master_text)) {
         connect_to(session, session->master_text);
         return;
     }
     session->state = SESSION_FINDING;
     mutex_lock(&session->mutex);
-    memcpy(session->find_name, session->master_text, sizeof session->find_name);
     session->wants_find = true;
     cond_broadcast(&session->thread_wake);
     mutex_unlock(&session->mutex);
@@ -260,14 +260,16 @@ static void find_master(void *arg)
 
 static void find_on_thread(struct session *session)
 {
-    char name[HOSTPORT_TEXT_BYTES], address[HOSTPORT_TEXT_BYTES] = "";
+    struct call call = {.deadline_ms = deadline_after_ms(SESSION_FIND_TIMEOUT_MS), .cancel = session->cancel};
+    char text[HOSTPORT_TEXT_BYTES], address[HOSTPORT_TEXT_BYTES] = "";
     struct shoal_error error = {.status = SHOAL_OK};
 
-    memcpy(name, session->find_name, sizeof name);
     mutex_unlock(&session->mutex);
-    session_master_resolve(name, address, &error);
+    if (session_master_find(session, &call, text, &error) == SHOAL_OK)
+        session_master_resolve(text, address, &error);
     mutex_lock(&session->mutex);
     session->find_error = error;
+    memcpy(session->find_text, text, sizeof text);
     memcpy(session->find_address, address, sizeof address);
     loop_post(session->loop, &session->find_task, on_found, session);
 }
@@ -331,6 +333,10 @@ static enum shoal_status copy_config(struct session *session, const struct sessi
     session->channels = config->channels;
     session->backend = config->backend;
     session->instance = config->instance;
+    if (strlen(config->cluster) >= sizeof session->cluster)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "name of the cluster is longer than %zu bytes",
+                         sizeof session->cluster - 1);
+    strcpy(session->cluster, config->cluster);
     session->call_timeout_ms = config->call_timeout_ms ? config->call_timeout_ms : CALL_TIMEOUT_MS;
     session->server_name = strdup(config->server_name);
     session->address = strdup(config->address);
@@ -404,6 +410,7 @@ void session_stop(struct session *session)
     cond_broadcast(&session->changed);
     cond_broadcast(&session->thread_wake);
     mutex_unlock(&session->mutex);
+    shoal_cancel_trigger(session->cancel);
     loop_call(session->loop, stop_on_loop, session);
 }
 
@@ -438,7 +445,7 @@ void session_destroy(struct session *session)
     cond_release(&session->thread_wake);
     cond_release(&session->changed);
     mutex_release(&session->mutex);
-    free(session->masters);
+    session_masters_release(session);
     free(session->address);
     free(session->server_name);
     free(session);

@@ -39,7 +39,7 @@ struct session_config {
     struct rpc *rpc;               /* borrowed: asynchronous calls */
     struct rpc_channels *channels; /* borrowed: blocking calls */
     /* "host:port", or several separated by commas: tried in turn, whoever is not the leader says who is; or
-     * "etcd://...": the leader's key (kv/election_key.h) is read there. Copied. */
+     * the URI of the metadata service ("etcd://..."): the leader's key (kv/election_key.h) is read there. Copied. */
     const char *master;
     const char *cluster, *server_name, *address; /* of this client; copied. address: its client RPC endpoint */
     uint64_t instance;

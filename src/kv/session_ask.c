@@ -27,6 +27,7 @@ static bool is_worth_retrying(struct session *session, const char *master, enum 
             session_master_failed(session, master);
         return true;
     case SHOAL_UNREACHABLE:
+    case SHOAL_METADATA:
     case SHOAL_ADDRESS:
     case SHOAL_CLOSED:
         session_master_failed(session, master);
@@ -59,10 +60,12 @@ static enum shoal_status ask(struct session *session, enum master_method method,
     random_init(&random, session->instance ^ (uint64_t)clock_now_ns());
     for (unsigned attempt = 0;; attempt++) {
         char master[HOSTPORT_TEXT_BYTES], address[HOSTPORT_TEXT_BYTES];
-        struct call bounded = session->master_count > 1 ? call_with_timeout(call, ATTEMPT_TIMEOUT_MS) : *call;
+        struct call bounded =
+            session->master_count > 1 || session->meta ? call_with_timeout(call, ATTEMPT_TIMEOUT_MS) : *call;
 
-        session_master_current(session, master);
-        status = session_master_resolve(master, address, &trouble);
+        status = session_master_find(session, &bounded, master, &trouble);
+        if (!status)
+            status = session_master_resolve(master, address, &trouble);
         if (!status)
             status = rpc_channels_call(session->channels, address, 0, (uint16_t)method, &part, 1, &bounded, answer,
                                        &trouble);

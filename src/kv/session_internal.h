@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of a session. Everything belongs to the loop's thread, except what the mutex guards and what the session's
- * own thread has in its hands: it resolves the master's name and gathers what is announced after a registration. */
+ * own thread has in its hands: it finds the master's address and gathers what is announced after a registration. */
 #ifndef SHOAL_KV_SESSION_INTERNAL_H
 #define SHOAL_KV_SESSION_INTERNAL_H
 
@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/random.h"
 #include "kv/session.h"
+#include "meta/meta.h"
 
 #define SESSION_BATCH_MAX_BYTES (256u << 10) /* of RPC_REQUEST_LARGE_MAX_BYTES, which a master accepts */
 #define SESSION_BATCH_MAX_ENTRIES 4096u
@@ -22,13 +23,14 @@
 #define SESSION_TARGETS_MAX 256u         /* write targets that are remembered */
 #define SESSION_MASTERS_MAX 16u          /* addresses in the configuration */
 #define SESSION_CONNECT_TIMEOUT_MS 3000  /* to the master */
+#define SESSION_FIND_TIMEOUT_MS 5000     /* asking who leads */
 #define SESSION_REGISTER_TIMEOUT_MS 5000 /* then another attempt, perhaps with another master */
 #define SESSION_BATCH_TIMEOUT_MS 60000   /* a master may hold an answer for 10 s; silence is the heartbeats' to find */
 #define SESSION_KEYS_MAX 4096u           /* in one question */
 
 enum session_state {
     SESSION_WAITING,     /* for the next attempt to reach a master */
-    SESSION_FINDING,     /* the thread resolves the master's name */
+    SESSION_FINDING,     /* the thread finds the master's address */
     SESSION_REGISTERING, /* the request is on its way */
     SESSION_ANNOUNCING,  /* registered; what is held is being announced, everything else waits */
     SESSION_READY,       /* everything that was held is announced */
@@ -73,13 +75,17 @@ struct session {
     int64_t call_timeout_ms;
     char (*masters)[HOSTPORT_TEXT_BYTES]; /* owned: as configured, with port */
     size_t master_count;
+    struct meta *meta;           /* owned; NULL: masters are configured. Else it tells who leads */
+    char *election_key;          /* owned; with meta */
+    struct shoal_cancel *cancel; /* owned; with meta: ends its calls on the session's thread */
+    char cluster[HOSTPORT_TEXT_BYTES - 16];
 
     struct mutex mutex; /* RANK_KV_SESSION */
     struct cond changed;
     /* guarded by mutex */
     bool is_stopping, is_registered, is_ready;
     size_t master_current;                  /* index in masters */
-    char master_named[HOSTPORT_TEXT_BYTES]; /* by a master that is not the leader; "": none */
+    char master_named[HOSTPORT_TEXT_BYTES]; /* by a master that is not the leader, or by meta; "": none */
     struct shoal_error trouble;             /* why it is not registered; status OK: nothing known */
     int64_t name_in_use_since_ms;           /* 0: the name is not refused */
     struct list inbox;                      /* struct announce_entry */
@@ -94,7 +100,7 @@ struct session {
     uint64_t gather_epoch; /* 0: nothing is wanted; what was gathered for another is thrown away */
     bool wants_gather;
     bool wants_find; /* the loop waits for find_address and find_error */
-    char find_name[HOSTPORT_TEXT_BYTES], find_address[HOSTPORT_TEXT_BYTES];
+    char find_text[HOSTPORT_TEXT_BYTES], find_address[HOSTPORT_TEXT_BYTES];
     struct shoal_error find_error;
     bool is_goodbye_done;
 
@@ -155,7 +161,12 @@ void session_became_ready(struct session *session);
 /* --- session_master.c: which master; any thread --- */
 
 enum shoal_status session_masters_init(struct session *session, const char *text, struct shoal_error *error);
-void session_master_current(struct session *session, char text_out[HOSTPORT_TEXT_BYTES]);
+void session_masters_release(struct session *session);
+/* false: the metadata service must be asked; text_out is for messages then. */
+bool session_master_current(struct session *session, char text_out[HOSTPORT_TEXT_BYTES]);
+/* The same, but asks it. */
+enum shoal_status session_master_find(struct session *session, const struct call *call,
+                                      char text_out[HOSTPORT_TEXT_BYTES], struct shoal_error *error);
 /* It does not answer: the next one's turn, unless another thread has noticed already. */
 void session_master_failed(struct session *session, const char *text);
 /* Takes the leader's address out of a CONFLICT's message. false: there is none. */

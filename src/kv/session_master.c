@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "kv/election_key.h"
 #include "kv/session_internal.h"
 
 #define MASTER_PORT 50051
@@ -34,8 +35,25 @@ static enum shoal_status add_master(struct session *session, const char *text, s
     return SHOAL_OK;
 }
 
+static bool is_metadata_uri(const char *text)
+{
+    return strstr(text, "://") || strncmp(text, "sqlite:", 7) == 0;
+}
+
+static enum shoal_status open_metadata(struct session *session, const char *uri, struct shoal_error *error)
+{
+    enum shoal_status status = shoal_cancel_create(&session->cancel);
+
+    session->election_key = election_key(session->cluster);
+    if (status || !session->election_key)
+        return error_no_memory(error);
+    return meta_open(uri, &session->meta, error);
+}
+
 enum shoal_status session_masters_init(struct session *session, const char *text, struct shoal_error *error)
 {
+    if (is_metadata_uri(text))
+        return open_metadata(session, text, error);
     session->masters = calloc(SESSION_MASTERS_MAX, sizeof *session->masters);
     if (!session->masters)
         return error_no_memory(error);
@@ -50,12 +68,61 @@ enum shoal_status session_masters_init(struct session *session, const char *text
     }
 }
 
-void session_master_current(struct session *session, char text_out[HOSTPORT_TEXT_BYTES])
+void session_masters_release(struct session *session)
 {
+    meta_close(session->meta);
+    shoal_cancel_destroy(session->cancel);
+    free(session->election_key);
+    free(session->masters);
+}
+
+bool session_master_current(struct session *session, char text_out[HOSTPORT_TEXT_BYTES])
+{
+    bool is_known = true;
+
     mutex_lock(&session->mutex);
-    memcpy(text_out, session->master_named[0] ? session->master_named : session->masters[session->master_current],
-           HOSTPORT_TEXT_BYTES);
+    if (session->master_named[0])
+        memcpy(text_out, session->master_named, HOSTPORT_TEXT_BYTES);
+    else if (!session->meta)
+        memcpy(text_out, session->masters[session->master_current], HOSTPORT_TEXT_BYTES);
+    else
+        is_known = false;
     mutex_unlock(&session->mutex);
+    if (!is_known)
+        snprintf(text_out, HOSTPORT_TEXT_BYTES, "of cluster '%s'", session->cluster);
+    return is_known;
+}
+
+enum shoal_status session_master_find(struct session *session, const struct call *call,
+                                      char text_out[HOSTPORT_TEXT_BYTES], struct shoal_error *error)
+{
+    struct meta_bytes key = {.data = session->election_key};
+    struct hostport hostport;
+    struct meta_entry entry;
+    enum shoal_status status;
+    bool is_found;
+
+    if (session_master_current(session, text_out))
+        return SHOAL_OK;
+    key.len = strlen(session->election_key);
+    status = meta_get(session->meta, key, call, &is_found, &entry, error);
+    if (status)
+        return status;
+    if (!is_found)
+        return error_set(error, SHOAL_UNREACHABLE, 0, "no master leads: there is no key %s", session->election_key);
+    status = hostport_parse(&hostport, entry.value, error);
+    if (!status && (!hostport.has_port || !hostport.port))
+        status = error_set(error, SHOAL_INVALID_ARGUMENT, 0, "'%.60s' has no port", entry.value);
+    if (status) {
+        error_prefix(error, "value of key %s", session->election_key);
+    } else {
+        hostport_format(hostport.host, hostport.port, text_out);
+        mutex_lock(&session->mutex);
+        memcpy(session->master_named, text_out, HOSTPORT_TEXT_BYTES);
+        mutex_unlock(&session->mutex);
+    }
+    meta_entry_release(&entry);
+    return status;
 }
 
 void session_master_failed(struct session *session, const char *text)
@@ -64,7 +131,7 @@ void session_master_failed(struct session *session, const char *text)
     if (session->master_named[0]) {
         if (strcmp(session->master_named, text) == 0)
             session->master_named[0] = '\0';
-    } else if (strcmp(session->masters[session->master_current], text) == 0) {
+    } else if (!session->meta && strcmp(session->masters[session->master_current], text) == 0) {
         session->master_current = (session->master_current + 1) % session->master_count;
     }
     mutex_unlock(&session->mutex);

@@ -13,6 +13,9 @@
 
 #include "base/clock.h"
 #include "fake_master.h"
+#include "kv/election_key.h"
+#include "meta/meta.h"
+#include "tmpdir.h"
 
 #define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
 #define INSTANCE 42
@@ -283,6 +286,59 @@ static void whoever_is_not_the_leader_names_it(void **state)
     session_destroy(fixture->session);
     fixture->session = NULL;
     fake_master_release(&other);
+}
+
+static void set_leader(struct meta *meta, const char *value)
+{
+    char *key = election_key("test");
+    struct meta_op op = {.kind = META_PUT, .key = {key, strlen(key)}, .value = {value, strlen(value)}};
+    struct call call = patient();
+    bool is_applied;
+
+    assert_int_equal(meta_txn(meta, NULL, 0, &op, 1, &call, &is_applied, NULL, NULL), SHOAL_OK);
+    free(key);
+}
+
+static void the_leader_is_found_in_the_metadata_service(void **state)
+{
+    struct fixture *fixture = *state;
+    struct call call = patient(), hasty = {.deadline_ms = deadline_after_ms(300)};
+    char *directory = tmpdir_make(), uri[256];
+    struct fake_master other;
+    struct session_route *routes;
+    struct shoal_error error;
+    struct meta *meta;
+    const char *key = "k";
+
+    fake_master_init(&other, 9);
+    snprintf(uri, sizeof uri, "sqlite:%s/meta.db", directory);
+    assert_int_equal(meta_open(uri, &meta, NULL), SHOAL_OK);
+    make_session(fixture, uri);
+    assert_int_equal(session_wait_ready(fixture->session, &hasty, &error), SHOAL_UNREACHABLE);
+    assert_non_null(strstr(error.message, "no master leads"));
+    hasty.deadline_ms = deadline_after_ms(300);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &hasty, &routes, &error), SHOAL_UNREACHABLE);
+    assert_non_null(strstr(error.message, "no master leads"));
+    set_leader(meta, "nonsense");
+    hasty.deadline_ms = deadline_after_ms(300);
+    assert_int_not_equal(session_lookup(fixture->session, &key, 1, &hasty, &routes, &error), SHOAL_OK);
+    set_leader(meta, fixture->master.address);
+    make_ready(fixture);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, NULL), SHOAL_OK);
+    free(routes);
+    /* The leader dies; its key is there for a while. */
+    fake_master_kill(&fixture->master);
+    hasty.deadline_ms = deadline_after_ms(300);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &hasty, &routes, &error), SHOAL_UNREACHABLE);
+    set_leader(meta, other.address);
+    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, NULL), SHOAL_OK);
+    free(routes);
+    fake_master_wait(&other, &other.lasts, 1);
+    session_destroy(fixture->session);
+    fixture->session = NULL;
+    fake_master_release(&other);
+    meta_close(meta);
+    tmpdir_remove(directory);
 }
 
 /* --- heartbeats --- */
@@ -871,6 +927,7 @@ int main(void)
         TEST(a_name_in_use_names_who_has_it),
         TEST(waiting_can_be_canceled),
         TEST(whoever_is_not_the_leader_names_it),
+        TEST(the_leader_is_found_in_the_metadata_service),
         TEST(a_master_that_forgot_or_changed_is_registered_with_again),
         TEST(a_silent_master_is_left),
         TEST(drops_are_carried_out_once_and_acknowledged),
