@@ -101,35 +101,10 @@ static enum shoal_status lock_directory(const char *directory, int *fd_out, stru
     return fail(saved, directory, "cannot lock", error);
 }
 
-/* Whether reading by blocks works with the flags of fd; some file systems take O_DIRECT and refuse its use. */
-static bool is_readable(int fd)
-{
-    void *memory;
-    if (posix_memalign(&memory, STORAGE_BLOCK_BYTES, STORAGE_BLOCK_BYTES) != 0)
-        return false;
-    ssize_t len = pread(fd, memory, STORAGE_BLOCK_BYTES, 0);
-    free(memory);
-    return len >= 0;
-}
-
 static bool is_direct_wanted(void)
 {
     const char *choice = getenv("SHOAL_STORAGE_DIRECT");
     return !choice || strcmp(choice, "0") != 0;
-}
-
-static uint32_t alignment_of(int fd)
-{
-#ifdef STATX_DIOALIGN
-    struct statx info;
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 && (info.stx_mask & STATX_DIOALIGN) &&
-        info.stx_dio_mem_align && info.stx_dio_mem_align <= STORAGE_BLOCK_BYTES &&
-        info.stx_dio_offset_align <= STORAGE_BLOCK_BYTES)
-        return info.stx_dio_mem_align;
-#else
-    (void)fd;
-#endif
-    return STORAGE_BLOCK_BYTES;
 }
 
 static enum shoal_status open_data(const char *directory, struct storage_file *file, struct shoal_error *error)
@@ -141,13 +116,8 @@ static enum shoal_status open_data(const char *directory, struct storage_file *f
 
     if (!path)
         return error_no_memory(error);
-    if (is_direct_wanted()) {
+    if (is_direct_wanted())
         file->fd = open(path, flags | O_DIRECT, S_IRUSR | S_IWUSR);
-        if (file->fd >= 0 && !is_readable(file->fd)) {
-            close(file->fd);
-            file->fd = -1;
-        }
-    }
     file->is_direct = file->fd >= 0;
     if (!file->is_direct)
         file->fd = open(path, flags, S_IRUSR | S_IWUSR);
@@ -160,8 +130,6 @@ static enum shoal_status open_data(const char *directory, struct storage_file *f
                            directory, DATA_NAME);
     else
         file->found_bytes = (uint64_t)info.st_size;
-    if (status == SHOAL_OK)
-        file->memory_alignment = file->is_direct ? alignment_of(file->fd) : 1;
     free(path);
     return status;
 }
@@ -226,6 +194,43 @@ static enum shoal_status grow(const char *directory, const struct storage_file *
     return status;
 }
 
+/* The address that direct I/O by blocks needs; 0: it does not work here. Some file systems take O_DIRECT and refuse its
+ * use, some disks have larger blocks. */
+static uint32_t direct_alignment(int fd)
+{
+    uint32_t alignment = STORAGE_BLOCK_BYTES;
+    void *memory;
+#ifdef STATX_DIOALIGN
+    struct statx info;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 && (info.stx_mask & STATX_DIOALIGN)) {
+        if (info.stx_dio_mem_align == 0 || info.stx_dio_mem_align > STORAGE_BLOCK_BYTES ||
+            info.stx_dio_offset_align > STORAGE_BLOCK_BYTES)
+            return 0;
+        alignment = info.stx_dio_mem_align;
+    }
+#endif
+    if (posix_memalign(&memory, STORAGE_BLOCK_BYTES, STORAGE_BLOCK_BYTES) != 0)
+        return 0;
+    ssize_t len = pread(fd, memory, STORAGE_BLOCK_BYTES, 0);
+    free(memory);
+    return len == (ssize_t)STORAGE_BLOCK_BYTES ? alignment : 0;
+}
+
+/* The file has its length by now, so there is something to read. */
+static enum shoal_status choose_way(const char *directory, struct storage_file *file, struct shoal_error *error)
+{
+    file->memory_alignment = file->is_direct ? direct_alignment(file->fd) : 0;
+    if (file->memory_alignment)
+        return SHOAL_OK;
+    file->memory_alignment = 1;
+    file->is_direct = false;
+    /* The same open file, which holds the lock. */
+    int flags = fcntl(file->fd, F_GETFL);
+    if (flags < 0 || ((flags & O_DIRECT) && fcntl(file->fd, F_SETFL, flags & ~O_DIRECT) != 0))
+        return fail(errno, directory, "cannot leave direct I/O", error);
+    return SHOAL_OK;
+}
+
 enum shoal_status storage_file_open(const char *directory, uint64_t capacity_bytes, struct storage_file *file_out,
                                     struct shoal_error *error)
 {
@@ -240,6 +245,8 @@ enum shoal_status storage_file_open(const char *directory, uint64_t capacity_byt
         status = lock_data(directory, &file, error);
     if (status == SHOAL_OK)
         status = grow(directory, &file, capacity_bytes, error);
+    if (status == SHOAL_OK)
+        status = choose_way(directory, &file, error);
     if (status == SHOAL_OK)
         *file_out = file;
     else
