@@ -15,6 +15,7 @@
 #include "kv/data_manager.h"
 #include "tier/backend.h"
 #include "tier/tier_ops.h"
+#include "tmpdir.h"
 
 /* --- a kind of tier without addresses, as STORAGE, whose disk does what the test wants --- */
 
@@ -205,7 +206,7 @@ static const struct tier_ops slow_ops = {.name = "SLOW",
                                          .forget = slow_forget,
                                          .maintain = slow_maintain};
 
-static const struct tier_ops *ops_of(enum tier_type type)
+static const struct tier_ops *slow_ops_of(enum tier_type type)
 {
     return type == TIER_DRAM ? &tier_ops_dram : &slow_ops;
 }
@@ -322,7 +323,7 @@ struct owner owner_open(const struct owner_options *options)
 {
     struct tier_config tiers[2];
     struct tier_backend_config backend = {.tiers = tiers, .staging_buffers = options->staging_buffers};
-    struct backend_options tier_options = {.ops_of = ops_of};
+    struct backend_options tier_options = {.ops_of = options->is_on_disk ? NULL : slow_ops_of};
     struct kv_service_config service = {.lease_ms = options->lease_ms};
     struct owner owner = {0};
     struct shoal_error error;
@@ -333,9 +334,14 @@ struct owner owner_open(const struct owner_options *options)
     if (options->dram_bytes)
         tiers[backend.tier_count++] = (struct tier_config){
             .type = TIER_DRAM, .capacity_bytes = options->dram_bytes, .priority = 100, .numa_node = -1};
+    if (options->is_on_disk)
+        owner.directory = tmpdir_make();
     if (options->storage_bytes)
-        tiers[backend.tier_count++] = (struct tier_config){
-            .type = TIER_STORAGE, .capacity_bytes = options->storage_bytes, .priority = 10, .numa_node = -1};
+        tiers[backend.tier_count++] = (struct tier_config){.type = TIER_STORAGE,
+                                                           .capacity_bytes = options->storage_bytes,
+                                                           .priority = 10,
+                                                           .storage_filepath = owner.directory,
+                                                           .numa_node = -1};
     backend.engine = owner.engine;
     assert_ok(backend_create(&backend, &tier_options, &owner.backend, &error), &error);
     assert_ok(rpc_create(engine_loop(owner.engine), engine_endpoint(owner.engine), &owner.rpc, &error), &error);
@@ -362,6 +368,7 @@ void owner_close(struct owner *owner)
     mutex_release(&owner->manager->mutex);
     free(owner->manager);
     shoal_engine_destroy(owner->engine);
+    tmpdir_remove(owner->directory);
 }
 
 uint64_t owner_used_bytes(const struct owner *owner)

@@ -20,10 +20,12 @@ struct owner {
     struct tier_backend *backend;
     struct data_manager *manager;
     struct kv_service *service;
+    char *directory; /* owned; of a STORAGE tier on disk */
 };
 
 struct owner_options {
     uint64_t dram_bytes, storage_bytes; /* 0: no such tier; storage: in memory, but without addresses */
+    bool is_on_disk;                    /* storage: the real kind */
     int64_t lease_ms;
     unsigned staging_buffers;
     const struct shoal_engine_config *engine; /* NULL: fixture_config */
