@@ -12,18 +12,21 @@
 #include "daemon_log.h"
 #include "daemon_options.h"
 #include "exit_code.h"
+#include "master/election.h"
 #include "master/master.h"
 #include "master/service.h"
 #include "signals.h"
 #include "units.h"
 
 #define METRICS_PORT_DEFAULT "9003"
+#define HA_SETTLE_MS 3000
 #define CLIENT_TTL_MIN_MS 100
 #define CLIENT_TTL_MAX_MS 3600000
 
 struct settings {
     struct daemon_settings daemon; /* first */
-    const char *deployment_mode, *rpc_address, *cluster, *metrics_port;
+    const char *deployment_mode, *rpc_address, *cluster, *metrics_port, *etcd_endpoints;
+    bool enable_ha;
     uint64_t rpc_port, rpc_thread_num;
     int64_t client_ttl_ms;
 };
@@ -47,6 +50,13 @@ static const struct option_spec options[] = {
      .help =
          "A client that is silent for so long is dead and its routes go, as 10 (seconds), 10s or 500ms; 100ms to 1h. "
          "Clients say that they live five times as often. Default: 10s."},
+    {OPTION_FLAG, 0, "enable_ha", NULL, NULL, offsetof(struct settings, enable_ha),
+     .help = "One of several masters that stand in for each other: the one that etcd knows as the leader answers, the "
+             "others tell clients who it is. Needs etcd_endpoints and, in rpc_address, the address at which clients "
+             "reach this one."},
+    {OPTION_TEXT, 0, "etcd_endpoints", "HOST:PORT,...", NULL, offsetof(struct settings, etcd_endpoints),
+     .help = "Where the leader is chosen: etcd's members, or a metadata URI (etcd://..., or sqlite:PATH for masters of "
+             "one machine)."},
     {OPTION_TEXT, 0, "cluster", "NAME", NULL, offsetof(struct settings, cluster),
      .help = "Nodes of different clusters refuse each other. Default: default."},
     {OPTION_END},
@@ -89,7 +99,52 @@ static int check(const struct settings *settings)
         !units_parse_uint(settings->metrics_port, 0, 65535, &port))
         return daemon_usage_error(&program, "option --metrics_port is \"%s\": it must be a port, or none",
                                   settings->metrics_port);
+    if (settings->enable_ha && !settings->etcd_endpoints)
+        return daemon_usage_error(&program, "option --enable_ha needs --etcd_endpoints");
+    if (settings->enable_ha &&
+        (strcmp(settings->rpc_address, "0.0.0.0") == 0 || strcmp(settings->rpc_address, "::") == 0))
+        return daemon_usage_error(&program,
+                                  "option --enable_ha needs --rpc_address HOST: the address that clients are told "
+                                  "to reach this master at");
     return 0;
+}
+
+/* --- several masters --- */
+
+/* "h:p;h:p" as Mooncake writes it, "h:p,h:p", "http://h:p", or a URI. NULL: out of memory. */
+static char *metadata_uri(const char *endpoints)
+{
+    char *uri;
+    if (strncmp(endpoints, "sqlite:", 7) == 0 || strncmp(endpoints, "etcd", 4) == 0)
+        return strdup(endpoints);
+    if (strncmp(endpoints, "http://", 7) == 0)
+        endpoints += 7;
+    if (asprintf(&uri, "etcd://%s", endpoints) < 0)
+        return NULL;
+    for (char *at = uri; (at = strchr(at, ';'));)
+        *at = ',';
+    return uri;
+}
+
+static int join_election(const struct settings *settings, struct master *master, struct election **election_out)
+{
+    struct shoal_error error;
+    char *uri;
+    int code = 0;
+    if (!settings->enable_ha)
+        return 0;
+    uri = metadata_uri(settings->etcd_endpoints);
+    struct election_config config = {.uri = uri,
+                                     .cluster = settings->cluster,
+                                     .address = master_address(master),
+                                     .service = master_service_of(master)};
+    if (!uri)
+        code = daemon_fail(&(struct shoal_error){.status = SHOAL_NO_MEMORY}, NULL, "cannot start");
+    else if (election_create(&config, election_out, &error) != SHOAL_OK)
+        code = daemon_fail(&error, "give --etcd_endpoints HOST:PORT[,HOST:PORT...]", "cannot use %s",
+                           settings->etcd_endpoints);
+    free(uri);
+    return code;
 }
 
 /* --- metrics --- */
@@ -134,10 +189,14 @@ static int run(const struct settings *settings)
     struct master_config config = {.host = settings->rpc_address,
                                    .port = (uint16_t)settings->rpc_port,
                                    .cluster = settings->cluster,
-                                   .client_ttl_ms = settings->client_ttl_ms};
+                                   .client_ttl_ms = settings->client_ttl_ms,
+                                   /* clients have to find out who leads now */
+                                   .settle_ms = settings->enable_ha ? HA_SETTLE_MS : 0,
+                                   .is_standby = settings->enable_ha};
     struct shoal_error error;
     struct master *master = NULL;
     struct admin *admin = NULL;
+    struct election *election = NULL;
     int code;
     if (signals_start(NULL, &error) != SHOAL_OK)
         return daemon_fail(&error, NULL, "cannot start");
@@ -161,9 +220,13 @@ static int run(const struct settings *settings)
                    "whoever reaches %s can take part: nothing proves who they are. --rpc_address 127.0.0.1 listens to "
                    "this machine only",
                    master_address(master));
+    code = join_election(settings, master, &election);
+    if (code)
+        goto out;
     signals_wait_ms(-1);
     daemon_say(SHOAL_LOG_INFO, "ending", NULL, "ended by a signal");
 out:
+    election_destroy(election);
     admin_close(admin); /* it asks the master */
     master_destroy(master);
     signals_stop();

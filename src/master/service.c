@@ -26,10 +26,15 @@
 
 /* --- small things that all requests need --- */
 
+bool service_is_leading(struct master_service *service)
+{
+    return service->is_leader && clock_now_ms() < atomic_load_explicit(&service->lead_until_ms, memory_order_relaxed);
+}
+
 bool service_admits(struct master_service *service, struct rpc_request *request, enum master_method method)
 {
     service->counters.requests[method]++;
-    if (service->is_leader)
+    if (service_is_leading(service))
         return true;
     rpc_reply(request, SHOAL_CONFLICT, service->leader_address, NULL, 0);
     return false;
@@ -442,6 +447,7 @@ enum shoal_status master_service_create(const struct master_service_config *conf
     if (!service->config.local_weight)
         service->config.local_weight = LOCAL_WEIGHT;
     service->is_leader = !config->is_standby;
+    atomic_init(&service->lead_until_ms, INT64_MAX);
     list_init(&service->running);
     list_init(&service->held);
     list_init(&service->probes);
@@ -509,8 +515,14 @@ static void lead_on_loop(void *arg)
     loop_timer_start(&service->wake_timer, WAKE_MS);
 }
 
-void master_service_lead(struct master_service *service)
+void master_service_extend(struct master_service *service, int64_t until_ms)
 {
+    atomic_store_explicit(&service->lead_until_ms, until_ms, memory_order_relaxed);
+}
+
+void master_service_lead(struct master_service *service, int64_t until_ms)
+{
+    master_service_extend(service, until_ms);
     loop_call(service->config.loop, lead_on_loop, service);
 }
 
@@ -548,7 +560,7 @@ static void ready_on_loop(void *arg)
 {
     struct ready_args *args = arg;
 
-    args->is_ready = args->service->is_leader;
+    args->is_ready = service_is_leading(args->service);
 }
 
 bool master_service_is_ready(struct master_service *service)

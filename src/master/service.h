@@ -38,8 +38,11 @@ void master_service_destroy(struct master_service *service);
 
 uint64_t master_service_instance(const struct master_service *service);
 
-/* Any thread: from now on it answers, beginning anew: nothing is known, everybody registers again. */
-void master_service_lead(struct master_service *service);
+/* Any thread: from now on until until_ms (base/clock.h) it answers, beginning anew: nothing is known, everybody
+ * registers again. */
+void master_service_lead(struct master_service *service, int64_t until_ms);
+/* Any thread: a leader may answer for longer. */
+void master_service_extend(struct master_service *service, int64_t until_ms);
 /* Any thread: from now on it answers CONFLICT with the leader's address (may be ""); when it returns no answer of a
  * leader will be given any more. */
 void master_service_follow(struct master_service *service, const char *leader_address);

@@ -3,6 +3,8 @@
 #ifndef SHOAL_MASTER_SERVICE_INTERNAL_H
 #define SHOAL_MASTER_SERVICE_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "master/arena.h"
 #include "master/pattern.h"
 #include "master/registry.h"
@@ -44,7 +46,8 @@ struct master_service {
     int64_t settle_from_ms; /* born, or the end of the last stall while not settled */
     bool is_settled;        /* for good: unknown keys are unknown */
     bool is_leader;
-    char *leader_address; /* owned; of another one, when it is known */
+    atomic_int_least64_t lead_until_ms; /* a lease may end while this process does not run: looked at before answers */
+    char *leader_address;               /* owned; of another one, when it is known */
     struct loop_timer tick_timer, wake_timer;
     struct list running, held; /* struct job: to be gone on with; waiting for news */
     struct list probes;
@@ -115,6 +118,7 @@ void jobs_wake(struct master_service *service);
 
 /* --- service.c --- */
 
+bool service_is_leading(struct master_service *service);
 /* Counts the request; false: it is answered already, since this is not the leader. */
 bool service_admits(struct master_service *service, struct rpc_request *request, enum master_method method);
 void service_refuse_malformed(struct master_service *service, struct rpc_request *request);

@@ -44,6 +44,11 @@ void jobs_go_on(struct job *job)
     struct master_service *service = job->service;
 
     list_node_init(&job->node);
+    if (!service_is_leading(service)) {
+        job_fail(job, SHOAL_CONFLICT, "");
+        job_free(job);
+        return;
+    }
     switch (job->step(job)) {
     case JOB_AGAIN:
         list_push_back(&service->running, &job->node);

@@ -52,7 +52,7 @@ static bool append_all(struct master_service *service, struct buf *out)
     rpc_counters(service->config.rpc, &r);
     endpoint_counters(service->config.endpoint, &e);
     const struct metric rows[] = {
-        {"leader", "", "gauge", "1 while this master answers.", service->is_leader},
+        {"leader", "", "gauge", "1 while this master answers.", service_is_leading(service)},
         {"settled", "", "gauge", "1 once clients of an earlier life have announced.", service->is_settled},
         {"uptime_seconds", "", "gauge", "Since this life began.", (uint64_t)(clock_now_ms() - service->born_ms) / 1000},
         {"clients", "", "gauge", "Live clients.", registry_live_count(service->registry)},

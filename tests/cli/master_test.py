@@ -74,6 +74,9 @@ class Master(CliTest):
         self.refuses("is no option", "extra")
         self.refuses("must not be empty", "--cluster", "")
         self.refuses("takes no argument", "--verbose=2")
+        self.refuses("needs --etcd_endpoints", "--enable_ha")
+        self.refuses("needs --rpc_address", "--enable_ha=true", "--etcd_endpoints", "127.0.0.1:2379")
+        self.refuses("it must be 1 or 0", "--enable_ha=maybe")
 
     def test_both_forms_of_names(self):
         master, port, metrics = self.start_master("--rpc-address=127.0.0.1", "--rpc-port", "0", "--metrics-port=none",
@@ -133,6 +136,19 @@ class Master(CliTest):
         quiet, _, _ = self.start_master(*HERE)
         self.assertEqual(quiet.stop(), 0)
         self.assertNotIn("nothing proves", quiet.err)
+
+    def test_masters_of_one_machine(self):
+        """Without etcd, too: who leads stands in a SQLite file."""
+        ha = ("--enable_ha", "--etcd_endpoints", f"sqlite:{self.dir}/leader.db")
+        first, _, metrics = self.start_master(*HERE[:4], "--metrics_port", "0", *ha)
+        wait_for(lambda: self.ask(metrics, "/readyz")[0] == 200, "the first one leads")
+        second, _, metrics = self.start_master(*HERE[:4], "--metrics_port", "0", *ha)
+        self.assertEqual(self.ask(metrics, "/readyz"), (503, "another master leads\n"))
+        self.assertEqual(first.stop(), 0)
+        wait_for(lambda: self.ask(metrics, "/readyz")[0] == 200, "the second one leads")
+        self.assertEqual(second.stop(), 0)
+        _, err = self.run_master(*HERE, "--enable_ha", "--etcd_endpoints", "nonsense:x", code=2)
+        self.assertIn("nonsense:x", err)
 
     # --- metrics, logs, signals ---
 

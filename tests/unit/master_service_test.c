@@ -550,12 +550,19 @@ static void a_standby_says_who_leads(void **state)
     assert_non_null(strstr(client->error.message, "10.0.0.7:50051"));
     assert_int_equal(master_client_register(client, MIB, 0), SHOAL_CONFLICT);
     assert_int_equal(master_client_heartbeat(client, MIB, 0, 0, NULL), SHOAL_CONFLICT);
-    master_service_lead(service);
+    master_service_lead(service, INT64_MAX);
     assert_true(master_service_is_ready(service));
     assert_int_not_equal(master_service_instance(service), before);
     assert_int_equal(master_client_heartbeat(client, MIB, 0, 0, NULL), SHOAL_NOT_FOUND); /* a new life */
     assert_int_equal(count_clients(fixture), 0);
     assert_int_equal(count_keys(fixture), 0);
+
+    /* the lease is over, whatever the thread that should have renewed it does */
+    master_service_extend(service, 1);
+    assert_false(master_service_is_ready(service));
+    assert_int_equal(master_client_lookup(client, "k", NULL, NULL), SHOAL_CONFLICT);
+    master_service_extend(service, INT64_MAX);
+    assert_int_equal(master_client_register(client, MIB, 0), SHOAL_OK);
 }
 
 static void metrics_tell_what_there_is(void **state)
