@@ -75,11 +75,6 @@ enum shoal_status peer_ask(struct peers *peers, const struct peer_address *owner
     return status;
 }
 
-enum shoal_status peer_nonsense(const struct peer_address *owner, const char *what, struct shoal_error *error)
-{
-    return error_set(error, SHOAL_PROTOCOL, 0, "%s: %s", owner->address, what);
-}
-
 enum shoal_status peer_status(int32_t value)
 {
     enum shoal_status status = (enum shoal_status)value;

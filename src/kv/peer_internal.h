@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include "base/buf.h"
+#include "base/error.h"
 #include "base/list.h"
 #include "base/map.h"
 #include "base/mutex.h"
@@ -50,7 +51,11 @@ struct peer_question {
 enum shoal_status peer_ask(struct peers *peers, const struct peer_address *owner, const struct peer_question *question,
                            const struct call *call, struct buf *body_out, struct shoal_error *error);
 /* PROTOCOL, for an answer that cannot be. */
-enum shoal_status peer_nonsense(const struct peer_address *owner, const char *what, struct shoal_error *error);
+static inline enum shoal_status peer_nonsense(const struct peer_address *owner, const char *what,
+                                              struct shoal_error *error)
+{
+    return error_set(error, SHOAL_PROTOCOL, 0, "%s: %s", owner->address, what);
+}
 /* A status that came with a message; PROTOCOL if it is none. */
 enum shoal_status peer_status(int32_t value);
 /* Did the owner itself say that its transfer failed on the way? Then there is another one. */

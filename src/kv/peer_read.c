@@ -77,7 +77,7 @@ static enum shoal_status take_inline(const struct peer_address *owner, struct re
 
     if (value->len != slot->read->len_bytes)
         return peer_nonsense(owner, "an inline value of another length", error);
-    if (!slot->memory && !slot->read->memory)
+    if (!slot->memory)
         status = slot_allocate(owner, slot, error);
     else if (value->len > slot->capacity_bytes)
         status = too_small(owner, slot, error);

@@ -184,7 +184,7 @@ static void put_idle(struct rpc_channels *channels, struct channel *channel)
             of_peer++;
         }
     }
-    if (of_peer >= channels->max_idle_per_peer)
+    if (oldest_of_peer && of_peer >= channels->max_idle_per_peer)
         withdraw(channels, oldest_of_peer, &closed);
     if (channels->idle_count >= channels->max_idle)
         withdraw(channels, container_of(list_first(&channels->idle), struct channel, age_node), &closed);

@@ -20,7 +20,8 @@
 
 struct world {
     struct fake_owner owner;
-    struct peer_address address;
+    struct peer_address address; /* lives longer than the owner */
+    char address_text[128], server_name[320];
     struct shoal_engine *engine;
     struct rpc_channels *channels;
     struct peers *peers;
@@ -36,6 +37,10 @@ static void world_start(struct world *world, uint64_t upload_limit_bytes_per_s)
     memset(world, 0, sizeof *world);
     fake_owner_start(&world->owner, ARENA_BYTES, upload_limit_bytes_per_s);
     world->address = fake_owner_address(&world->owner);
+    snprintf(world->address_text, sizeof world->address_text, "%s", world->address.address);
+    snprintf(world->server_name, sizeof world->server_name, "%s", world->address.server_name);
+    world->address.address = world->address_text;
+    world->address.server_name = world->server_name;
     world->engine = engine_make(NULL);
     channels.connect_timeout_ms = PATIENCE_MS;
     assert_ok(rpc_channels_create(&channels, &world->channels, &world->error), &world->error);
