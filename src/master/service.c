@@ -151,7 +151,7 @@ static void run_work(void *arg)
 
 void service_post_work(struct master_service *service)
 {
-    if (service->is_work_posted)
+    if (service->is_work_posted || service->is_ending)
         return;
     service->is_work_posted = true;
     loop_post(service->config.loop, &service->work, run_work, service);
@@ -467,6 +467,7 @@ static void end_on_loop(void *arg)
 {
     struct master_service *service = arg;
 
+    service->is_ending = true;
     for (uint16_t method = METHOD_REGISTER; method < METHOD_COUNT; method++)
         rpc_set_handler(service->config.rpc, method, NULL, NULL);
     jobs_end_all(service, SHOAL_CLOSED, "the master is being stopped");

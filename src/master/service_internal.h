@@ -55,6 +55,7 @@ struct master_service {
     size_t job_count, job_bytes;
     struct loop_task work;
     bool is_work_posted;
+    bool is_ending;                      /* no more work is posted */
     struct target_candidate *candidates; /* owned; scratch, max_clients */
     struct service_counters counters;
 };

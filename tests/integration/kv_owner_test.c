@@ -146,25 +146,32 @@ static void a_restarted_master_loses_and_overwrites_nothing(void **state)
     }
 }
 
+/* What a partition would leave behind: published here, unknown to the master. */
+static void publish_unannounced(struct kv_owner *owner, const char *key, const char *value)
+{
+    struct tier_allocation *allocation;
+    struct tier_object *object;
+
+    assert_int_equal(tier_allocate(owner->backend, key, strlen(value), false, &allocation, NULL), SHOAL_OK);
+    assert_int_equal(tier_write(allocation, 0, value, strlen(value), NULL), SHOAL_OK);
+    assert_int_equal(tier_commit(allocation, 0, &object, NULL), SHOAL_OK);
+    assert_int_equal(tier_publish(object, NULL), SHOAL_OK);
+    tier_object_unref(object);
+}
+
 /* Two owners were apart and hold different objects of a key: the first to announce keeps it. */
 static void a_conflict_is_resolved_when_objects_are_announced_again(void **state)
 {
     struct fixture *fixture = *state;
     struct kv_owner *a = &fixture->owners[0], *b = &fixture->owners[1];
     int64_t deadline_ms = deadline_after_ms(WAIT_MS);
-    struct tier_allocation *allocation;
     struct session_counters of_a, of_b;
     struct tier_object *object;
     uint64_t object_id;
 
     assert_int_equal(kv_owner_put(a, "k", "from a"), SHOAL_OK);
     stop_master(fixture);
-    /* What a partition would leave behind: published here, unknown to the master. */
-    assert_int_equal(tier_allocate(b->backend, "k", 6, false, &allocation, NULL), SHOAL_OK);
-    assert_int_equal(tier_write(allocation, 0, "from b", 6, NULL), SHOAL_OK);
-    assert_int_equal(tier_commit(allocation, 0, &object, NULL), SHOAL_OK);
-    assert_int_equal(tier_publish(object, NULL), SHOAL_OK);
-    tier_object_unref(object);
+    publish_unannounced(b, "k", "from b");
     start_master(fixture);
     kv_owner_wait_ready(a);
     kv_owner_wait_ready(b);
@@ -209,6 +216,27 @@ static void who_leaves_takes_its_routes_with_it(void **state)
     kv_owner_stop(a);
     assert_int_equal(kv_owner_routes(b, "k", NULL), 0); /* not only after its time to live */
     assert_int_equal(kv_owner_put(b, "k", "value"), SHOAL_OK);
+}
+
+static void a_master_may_end_while_it_forgets_a_client(void **state)
+{
+    enum { OBJECTS = 40000 };
+    struct fixture *fixture = *state;
+    struct kv_owner *a = &fixture->owners[0];
+    char key[32];
+
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        snprintf(key, sizeof key, "key-%u", i);
+        publish_unannounced(a, key, "value");
+    }
+    stop_master(fixture);
+    start_master(fixture);
+    assert_int_equal(kv_owner_routes(&fixture->owners[1], "key-39999", NULL), 1);
+    data_manager_destroy(a->manager);
+    session_destroy(a->session); /* says goodbye */
+    stop_master(fixture);
+    a->manager = NULL;
+    a->session = NULL;
 }
 
 struct racer {
@@ -335,6 +363,7 @@ int main(void)
         TEST(a_conflict_is_resolved_when_objects_are_announced_again),
         TEST(a_put_that_is_not_confirmed_in_time_leaves_nothing),
         TEST(who_leaves_takes_its_routes_with_it),
+        TEST(a_master_may_end_while_it_forgets_a_client),
         TEST(of_many_that_put_a_key_one_wins),
         TEST(puts_go_on_while_the_master_is_restarted),
     };
