@@ -153,6 +153,163 @@ static void killed_in_reused_blocks(void **state)
     storage_world_release(&world);
 }
 
+/* --- the whole backend --- */
+
+#define KEYS 64
+
+static struct tier_backend *open_backend(const struct storage_world *world)
+{
+    const struct tier_config tiers[] = {
+        {.type = TIER_DRAM, .capacity_bytes = 2 << 20, .priority = 100, .numa_node = -1},
+        {.type = TIER_STORAGE, .capacity_bytes = 8 << 20, .storage_filepath = world->directory, .numa_node = -1},
+    };
+    const struct tier_backend_config config = {.tiers = tiers, .tier_count = 2};
+    struct tier_backend *backend;
+    struct shoal_error error = {0};
+    if (tier_backend_create(&config, &backend, &error) != SHOAL_OK)
+        fail_msg("create: %s", error.message);
+    return backend;
+}
+
+static void key_of(uint64_t object_id, char key[32])
+{
+    snprintf(key, 32, "k%llu", (unsigned long long)(object_id % KEYS));
+}
+
+static bool put_object(struct tier_backend *backend, uint64_t object_id, size_t len)
+{
+    static uint8_t data[1 << 20];
+    char key[32];
+    struct tier_allocation *allocation;
+    struct tier_object *object;
+
+    key_of(object_id, key);
+    if (tier_allocate(backend, key, len, false, &allocation, NULL) != SHOAL_OK)
+        return false;
+    storage_fill(data, len, object_id);
+    if (tier_write(allocation, 0, data, len, NULL) != SHOAL_OK) {
+        tier_allocation_drop(allocation);
+        return false;
+    }
+    if (tier_commit(allocation, object_id, &object, NULL) != SHOAL_OK || tier_publish(object, NULL) != SHOAL_OK)
+        return false;
+    tier_object_unref(object);
+    return true;
+}
+
+/* Puts, reads and removes, so that the background offloads, evicts and promotes. */
+static void use_forever(const struct storage_world *world, int fd, uint64_t seed)
+{
+    static uint8_t data[1 << 20];
+    struct tier_backend *backend = open_backend(world);
+    struct random random;
+    random_init(&random, seed);
+    for (uint32_t number = 1;; number++) {
+        char key[32];
+        struct tier_object *object;
+        if (put_object(backend, number, (size_t)random_below(&random, random_below(&random, 4) ? 30000 : sizeof data)))
+            say(fd, SAY_PUT, number);
+        for (int i = 0; i < 3; i++) {
+            key_of(random_below(&random, KEYS), key);
+            if (tier_get(backend, key, &object) != SHOAL_OK)
+                continue;
+            if (tier_object_data(object) == NULL)
+                (void)tier_read(object, 0, data, (size_t)tier_object_len(object), NULL);
+            uint32_t name = (uint32_t)tier_object_id(object);
+            tier_object_unref(object);
+            if (i == 0 && tier_remove(backend, key, name) == SHOAL_OK)
+                say(fd, SAY_FORGOTTEN, name);
+        }
+    }
+}
+
+struct found {
+    const bool *forgotten;
+    size_t count;
+};
+
+static bool check_found(void *arg, struct tier_object *object)
+{
+    static uint8_t data[1 << 20], expected[1 << 20];
+    struct found *found = arg;
+    struct shoal_error error = {0};
+    size_t len = (size_t)tier_object_len(object);
+    char key[32];
+
+    key_of(tier_object_id(object), key);
+    assert_string_equal(tier_object_key(object), key);
+    assert_false(found->forgotten[tier_object_id(object)]);
+    assert_true(len <= sizeof data);
+    if (tier_read(object, 0, data, len, &error) != SHOAL_OK)
+        fail_msg("%s: %s", key, error.message);
+    storage_fill(expected, len, tier_object_id(object));
+    assert_memory_equal(data, expected, len);
+    found->count++;
+    return true;
+}
+
+static size_t killed_backend_once(uint64_t seed)
+{
+    static bool forgotten[1 << 16];
+    struct storage_world world;
+    struct found found = {.forgotten = forgotten};
+    struct saying saying;
+    int fds[2], wait_status;
+
+    memset(forgotten, 0, sizeof forgotten);
+    storage_world_init(&world);
+    assert_int_equal(pipe(fds), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        close(fds[0]);
+        use_forever(&world, fds[1], seed);
+    }
+    close(fds[1]);
+    bool is_alive = true;
+    while (read(fds[0], &saying, sizeof saying) == sizeof saying) {
+        assert_true(saying.number < 1 << 16);
+        if (saying.kind == SAY_FORGOTTEN)
+            forgotten[saying.number] = true;
+        if (is_alive && saying.kind == SAY_PUT && saying.number >= 100 + seed % 300) {
+            kill(child, SIGKILL);
+            is_alive = false;
+        }
+    }
+    close(fds[0]);
+    assert_int_equal(waitpid(child, &wait_status, 0), child);
+    assert_true(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL);
+
+    struct tier_backend *backend = open_backend(&world);
+    tier_each(backend, check_found, &found);
+    for (uint64_t i = 0; i < KEYS; i++) {
+        char key[32];
+        key_of(i, key);
+        (void)tier_remove(backend, key, 0);
+    }
+    for (unsigned i = 0; i < tier_count(backend); i++) {
+        struct tier_usage usage;
+        tier_usage(backend, i, &usage);
+        assert_int_equal(usage.checksum_errors, 0);
+        wait_until((tier_usage(backend, i, &usage), usage.used_bytes == 0)); /* the background may hold some */
+    }
+    tier_backend_destroy(backend);
+    storage_world_release(&world);
+    return found.count;
+}
+
+static void killed_backend(void **state)
+{
+    uint64_t seed = test_seed();
+    size_t found = 0;
+    (void)state;
+    for (uint64_t i = 0; i < 5; i++)
+        found += killed_backend_once(seed + i * 67);
+    assert_true(found > 0); /* else the disk was never used */
+}
+
+/* --- the next one --- */
+
 /* Requests of a process that was killed may outlive it, and with them its lock on the data file: that is waited for. */
 static void last_writes(void **state)
 {
@@ -321,9 +478,8 @@ static void full_disk(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(killed),      cmocka_unit_test(killed_in_reused_blocks),
-        cmocka_unit_test(last_writes), cmocka_unit_test(write_errors),
-        cmocka_unit_test(full_disk),
+        cmocka_unit_test(killed),      cmocka_unit_test(killed_backend), cmocka_unit_test(killed_in_reused_blocks),
+        cmocka_unit_test(last_writes), cmocka_unit_test(write_errors),   cmocka_unit_test(full_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
