@@ -13,8 +13,12 @@
 
 #include "base/clock.h"
 #include "base/hostport.h"
+#include "kv/election_key.h"
 #include "kv_owner.h"
+#include "master/election.h"
 #include "master/master.h"
+#include "meta/meta.h"
+#include "tmpdir.h"
 
 #define WAIT_MS 60000
 #define CAPACITY (64u << 20)
@@ -353,6 +357,99 @@ static void puts_go_on_while_the_master_is_restarted(void **state)
     }
 }
 
+struct candidate {
+    struct master *master;
+    struct election *election;
+    uint16_t port; /* the same in its next life */
+};
+
+static void candidate_start(struct candidate *candidate, const char *uri)
+{
+    struct master_config master = {.host = "127.0.0.1", .port = candidate->port, .cluster = "test", .is_standby = true};
+    struct election_config election = {.uri = uri, .cluster = "test"};
+    int64_t deadline_ms = deadline_after_ms(WAIT_MS);
+    struct hostport hostport;
+
+    while (master_create(&master, &candidate->master, NULL) != SHOAL_OK)
+        assert_false(deadline_is_past(deadline_ms));
+    assert_int_equal(hostport_parse(&hostport, master_address(candidate->master), NULL), SHOAL_OK);
+    candidate->port = hostport.port;
+    election.address = master_address(candidate->master);
+    election.service = master_service_of(candidate->master);
+    assert_int_equal(election_create(&election, &candidate->election, NULL), SHOAL_OK);
+}
+
+static void candidate_stop(struct candidate *candidate)
+{
+    election_destroy(candidate->election);
+    master_destroy(candidate->master);
+    candidate->election = NULL;
+    candidate->master = NULL;
+}
+
+/* Waits for one; the index of the candidate. */
+static unsigned find_leader(const struct candidate *candidates, const char *uri)
+{
+    char *key = election_key("test");
+    struct call call = {.deadline_ms = deadline_after_ms(WAIT_MS)};
+    struct meta_entry entry;
+    bool is_found = false;
+    struct meta *meta;
+    unsigned leader;
+
+    assert_int_equal(meta_open(uri, &meta, NULL), SHOAL_OK);
+    while (!is_found)
+        assert_int_equal(meta_get(meta, (struct meta_bytes){key, strlen(key)}, &call, &is_found, &entry, NULL),
+                         SHOAL_OK);
+    leader = strcmp(entry.value, master_address(candidates[0].master)) == 0 ? 0 : 1;
+    assert_string_equal(entry.value, master_address(candidates[leader].master));
+    meta_entry_release(&entry);
+    meta_close(meta);
+    free(key);
+    return leader;
+}
+
+/* Clients that ask the metadata service, and clients that know the addresses of all masters. */
+static void another_leader_learns_everything(void **state)
+{
+    enum { OBJECTS = 2000 };
+    char *directory = tmpdir_make(), uri[256], both[160], key[32];
+    struct candidate candidates[2] = {{.port = 0}};
+    struct kv_owner owners[2];
+
+    (void)state;
+    snprintf(uri, sizeof uri, "sqlite:%s/meta.db", directory);
+    for (unsigned i = 0; i < 2; i++)
+        candidate_start(&candidates[i], uri);
+    snprintf(both, sizeof both, "%s,%s", master_address(candidates[0].master), master_address(candidates[1].master));
+    kv_owner_start(&owners[0], "finds", 1, uri, CAPACITY, NULL);
+    kv_owner_start(&owners[1], "knows", 2, both, CAPACITY, NULL);
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        snprintf(key, sizeof key, "key-%u", i);
+        assert_int_equal(kv_owner_put(&owners[i % 2], key, "value"), SHOAL_OK);
+    }
+    for (unsigned change = 0; change < 2; change++) {
+        unsigned leader = find_leader(candidates, uri);
+
+        candidate_stop(&candidates[leader]);
+        for (unsigned i = 0; i < OBJECTS; i++) {
+            snprintf(key, sizeof key, "key-%u", i);
+            assert_int_equal(kv_owner_routes(&owners[(i + 1) % 2], key, NULL), 1);
+        }
+        assert_int_equal(kv_owner_put(&owners[change], "key-7", "overwritten"), SHOAL_EXISTS);
+        if (change == 0)
+            candidate_start(&candidates[leader], uri);
+        for (unsigned i = 0; i < 2; i++)
+            kv_owner_wait_ready(&owners[i]);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        kv_owner_stop(&owners[i]);
+        if (candidates[i].master)
+            candidate_stop(&candidates[i]);
+    }
+    tmpdir_remove(directory);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -366,6 +463,7 @@ int main(void)
         TEST(a_master_may_end_while_it_forgets_a_client),
         TEST(of_many_that_put_a_key_one_wins),
         TEST(puts_go_on_while_the_master_is_restarted),
+        cmocka_unit_test(another_leader_learns_everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
