@@ -10,7 +10,7 @@
 #define LOG_MODULE "session"
 #include "base/log.h"
 
-#define AGAIN_MS 20 /* for a drop handler without room */
+#define AGAIN_MS 20 /* for a drop handler without room, or a busy master */
 #define ENTRY_OVERHEAD_BYTES 40
 
 typedef Shoal__Wire__MasterAnnounceRequest__Entry wire_entry;
@@ -223,6 +223,13 @@ static bool handle_refusals(struct held_batch *batch)
     return is_handled;
 }
 
+static void wait_a_little(struct session *session)
+{
+    if (!loop_timer_is_running(&session->again_timer))
+        loop_timer_start(&session->again_timer,
+                         AGAIN_MS + backoff_ms(&session->random, 0, AGAIN_MS, AGAIN_MS)); /* not all clients at once */
+}
+
 static void on_held_answer(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
                            const struct shoal_error *error)
 {
@@ -243,6 +250,16 @@ static void on_held_answer(void *arg, enum shoal_status status, const uint8_t *b
             error = &malformed;
         }
     }
+    if (status == SHOAL_BUSY || status == SHOAL_LIMIT || status == SHOAL_NO_MEMORY) {
+        /* After its restart a master hears of all clients at once. */
+        session->held_flying--;
+        mutex_lock(&session->mutex);
+        list_push_front(&session->held_queued, &batch->node);
+        session->held_queued_count++;
+        mutex_unlock(&session->mutex);
+        wait_a_little(session);
+        return;
+    }
     if (status) {
         session->held_flying--;
         held_destroy(batch);
@@ -256,8 +273,7 @@ static void on_held_answer(void *arg, enum shoal_status status, const uint8_t *b
         return;
     }
     list_push_back(&session->held_blocked, &batch->node);
-    if (!loop_timer_is_running(&session->again_timer))
-        loop_timer_start(&session->again_timer, AGAIN_MS);
+    wait_a_little(session);
 }
 
 /* The batch that may be sent now, or NULL. */
@@ -316,7 +332,7 @@ void session_on_again(void *arg)
             list_push_back(&session->held_blocked, node);
     }
     if (!list_is_empty(&session->held_blocked))
-        loop_timer_start(&session->again_timer, AGAIN_MS);
+        wait_a_little(session);
     held_pump(session);
 }
 

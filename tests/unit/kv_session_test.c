@@ -714,6 +714,23 @@ static void what_the_master_refuses_is_dropped(void **state)
     assert_int_equal(counters.announced, OBJECTS - 2);
 }
 
+static void a_busy_master_is_told_again(void **state)
+{
+    enum { OBJECTS = 20000 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+
+    make_objects(fixture, OBJECTS);
+    fake_master_refuse(master, MASTER_METHOD_ANNOUNCE, SHOAL_BUSY, "busy");
+    make_session(fixture, master->address);
+    fake_master_wait(master, &master->heartbeats, 10);
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_ANSWERS);
+    make_ready(fixture);
+    assert_int_equal(count_held(master, OBJECTS), OBJECTS);
+    assert_int_equal(master->entry_count, OBJECTS);
+    assert_int_equal(fake_master_read(master, &master->registrations), 1);
+}
+
 static void news_wait_until_everything_held_is_announced(void **state)
 {
     struct fixture *fixture = *state;
@@ -941,6 +958,7 @@ int main(void)
         TEST(stopping_ends_what_waits),
         TEST(everything_is_announced_again_after_a_restart),
         TEST(what_the_master_refuses_is_dropped),
+        TEST(a_busy_master_is_told_again),
         TEST(news_wait_until_everything_held_is_announced),
         TEST(a_master_that_dies_while_objects_are_announced),
         TEST(lookups_of_many_long_keys_are_cut_into_requests),
