@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "tier/backend.h"
+#include "tier_fake.h"
 
 #define WAIT_MS 60000
 
@@ -24,6 +26,7 @@ void kv_owner_start(struct kv_owner *owner, const char *name, uint64_t instance,
                                .storage_filepath = (char *)(uintptr_t)storage_path,
                                .numa_node = -1};
     struct tier_backend_config backend_config = {.tiers = &tier, .tier_count = 1};
+    struct backend_options options = {.ops_of = NULL};
     struct session_config session_config = {.master = master, .cluster = "test", .server_name = name};
     struct shoal_error error = {.message = ""};
 
@@ -34,7 +37,9 @@ void kv_owner_start(struct kv_owner *owner, const char *name, uint64_t instance,
     assert_int_equal(rpc_create(owner->loop, owner->endpoint, &owner->rpc, NULL), SHOAL_OK);
     assert_int_equal(endpoint_start(owner->endpoint, name, NULL), SHOAL_OK);
     assert_int_equal(rpc_channels_create(&channels_config, &owner->channels, NULL), SHOAL_OK);
-    if (tier_backend_create(&backend_config, &owner->backend, &error))
+    if (storage_path && !*storage_path)
+        options.ops_of = tier_fake_ops;
+    if (backend_create(&backend_config, &options, &owner->backend, &error))
         fail_msg("%s", error.message);
     session_config.loop = owner->loop;
     session_config.rpc = owner->rpc;

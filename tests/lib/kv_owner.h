@@ -19,6 +19,8 @@ struct kv_owner {
     struct data_manager *manager;
 };
 
+#define KV_OWNER_FAKE_DISK "" /* tier_fake.h */
+
 /* storage_path NULL: one DRAM tier of capacity_bytes; else only a STORAGE tier there. */
 void kv_owner_start(struct kv_owner *owner, const char *name, uint64_t instance, const char *master,
                     uint64_t capacity_bytes, const char *storage_path);

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "fake_master.h"
 #include "kv_owner.h"
+#include "tier_fake.h"
 #include "tmpdir.h"
 
 #define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
@@ -57,6 +58,12 @@ static int setup_storage(void **state)
     return setup_at(state, tmpdir_make());
 }
 
+static int setup_fake_disk(void **state)
+{
+    tier_fake_disk_clear();
+    return setup_at(state, strdup(KV_OWNER_FAKE_DISK));
+}
+
 static int teardown(void **state)
 {
     struct fixture *fixture = *state;
@@ -64,8 +71,10 @@ static int teardown(void **state)
     if (fixture->owner.loop)
         kv_owner_stop(&fixture->owner);
     fake_master_release(&fixture->master);
-    if (fixture->directory)
+    if (fixture->directory && *fixture->directory)
         tmpdir_remove(fixture->directory);
+    else
+        free(fixture->directory);
     cond_release(&fixture->changed);
     mutex_release(&fixture->mutex);
     free(fixture);
@@ -389,6 +398,45 @@ static void a_removal_may_come_before_the_confirmation(void **state)
     kv_owner_stop(&fixture->owner); /* drop is on this stack */
 }
 
+/* On a worker, when the master has confirmed and the index entry is being written. */
+static void restart_master(void *arg)
+{
+    struct fixture *fixture = arg;
+    unsigned lasts = fake_master_read(&fixture->master, &fixture->master.lasts);
+
+    fake_master_kill(&fixture->master);
+    fake_master_revive(&fixture->master);
+    fake_master_wait(&fixture->master, &fixture->master.lasts, lasts + 1);
+}
+
+/* It was not published yet when everything was gathered for the new master. */
+static void a_master_restarted_while_a_value_is_published_hears_of_it(void **state)
+{
+    struct fixture *fixture = *state;
+
+    tier_fake_in_persist(restart_master, fixture);
+    assert_int_equal(kv_owner_put(&fixture->owner, "k", "value"), SHOAL_OK);
+    assert_int_equal(fake_master_count(&fixture->master, KIND(NEW), "k", announced_id(fixture, "k")), 1);
+    fake_master_wait_entry(&fixture->master, KIND(HELD), "k", announced_id(fixture, "k"));
+    assert_true(kv_owner_has(&fixture->owner, "k", "value"));
+}
+
+static void a_disk_that_fails_leaves_nothing(void **state)
+{
+    static const enum tier_fake_op ops[] = {TIER_FAKE_WRITE, TIER_FAKE_SEAL, TIER_FAKE_PERSIST};
+    struct fixture *fixture = *state;
+
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        tier_fake_fail(TIER_STORAGE, ops[i], 1, SHOAL_IO);
+        assert_int_equal(kv_owner_put(&fixture->owner, "k", "value"), SHOAL_IO);
+        assert_true(tier_fake_has_failed());
+        assert_nothing_stays(fixture, "k");
+        assert_int_equal(tier_fake_disk_entries(), 0);
+    }
+    fake_master_wait_entry(&fixture->master, KIND(GONE), "k", announced_id(fixture, "k"));
+    assert_int_equal(kv_owner_put(&fixture->owner, "k", "value"), SHOAL_OK);
+}
+
 static void what_is_evicted_is_announced(void **state)
 {
     enum { BYTES = 1 << 20 };
@@ -487,6 +535,9 @@ int main(void)
         TEST_STORAGE(what_is_removed_elsewhere_is_dropped_here),
         TEST_STORAGE(a_removal_may_come_before_the_confirmation),
         TEST_STORAGE(closing_ends_puts),
+        {"a_master_restarted_while_a_value_is_published_hears_of_it",
+         a_master_restarted_while_a_value_is_published_hears_of_it, setup_fake_disk, teardown, NULL},
+        {"a_disk_that_fails_leaves_nothing", a_disk_that_fails_leaves_nothing, setup_fake_disk, teardown, NULL},
         cmocka_unit_test(lock_shards_come_from_the_environment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
