@@ -27,7 +27,7 @@
 #define OWED 512
 #define LEN_MAX 20000
 #define DRAM_BYTES 65536
-#define STORAGE_BYTES 262144
+#define STORAGE_BYTES 131072
 
 struct key_model {
     bool is_published;

@@ -486,6 +486,22 @@ static void test_watermarks(void **state)
     assert_int_equal(hot, 4); /* the oldest, but used more than the others */
 }
 
+/* Not read for long, but often before: the sketch remembers what the second chance has forgotten. */
+static void test_frequency(void **state)
+{
+    (void)state;
+    assert_int_equal(put_len("often", 64000, 1), SHOAL_OK);
+    access_often("often", 1);
+    for (unsigned i = 0; i < 10; i++) {
+        char prefix[16];
+        (void)snprintf(prefix, sizeof prefix, "once%u", i);
+        put_many(prefix, 14, 64000, 100 * (i + 1)); /* as much as there is room for: all others go */
+        steps();
+    }
+    assert_true(seen.evicted > 100);
+    assert_int_equal(where("often", 1), 0);
+}
+
 /* Above critical an allocation makes room by itself. */
 static void test_critical(void **state)
 {
@@ -543,6 +559,62 @@ static void test_backing_goes_first(void **state)
     expect_empty();
     steps();
     assert_int_equal(seen.evicted, 0);
+}
+
+/* Between tiers without addresses, through a staging buffer; down, and up again with what is below as its backing. */
+static void test_storage_to_storage(void **state)
+{
+    struct tier_config tiers[2] = {
+        {.type = TIER_STORAGE, .capacity_bytes = 8 << 20, .priority = 2, .numa_node = -1},
+        {.type = TIER_STORAGE, .capacity_bytes = 32 << 20, .priority = 1, .numa_node = -1},
+    };
+    const struct tier_backend_config config = {.tiers = tiers, .tier_count = 2, .staging_buffers = 1};
+    const struct backend_options options = {.ops_of = tier_fake_ops, .has_no_thread = true};
+    struct tier_object *moved = NULL;
+    struct shoal_error error;
+    void *buffer;
+    char key[32];
+
+    (void)state;
+    tier_backend_destroy(backend);
+    backend = NULL;
+    assert_int_equal(backend_create(&config, &options, &backend, &error), SHOAL_OK);
+    put_many("s", 7, TIER_STAGING_BYTES, 100);
+    put_many("small", 1, 900000, 200); /* beyond high of the first, whose room is above critical */
+    assert_int_equal(usage(0).object_count, 7);
+    assert_int_equal(usage(1).object_count, 1);
+    put_many("t", 1, 400000, 300); /* 92 percent of the first */
+    assert_int_equal(usage(0).object_count, 7);
+    {
+        struct tier_allocation *allocation;
+        backend->high = 80; /* so that it is drained without more writes */
+        buffer = tier_staging_take(backend);
+        assert_int_equal(tier_allocate(backend, "x", 64, false, &allocation, &error), SHOAL_OK);
+        steps(); /* without a buffer nothing can move, and nothing is lost */
+        assert_int_equal(usage(0).object_count, 7);
+        tier_staging_give(backend, buffer);
+        steps();
+        tier_allocation_drop(allocation);
+    }
+    assert_true(usage(0).object_count < 7);
+    assert_int_equal(usage(0).object_count + usage(1).object_count, 9);
+    assert_int_equal(tier_fake_disk_entries(), 9); /* none is there twice */
+    for (unsigned i = 0; i < 7; i++) {
+        (void)snprintf(key, sizeof key, "s-%u", i);
+        assert_true(where(key, 100 + i) >= 0);
+        if (where(key, 100 + i) == 1 && !moved) {
+            access_often(key, 100 + i);
+            assert_int_equal(tier_get(backend, key, &moved), SHOAL_OK);
+        }
+    }
+    assert_non_null(moved);
+    backend->high = 90;
+    steps();
+    assert_int_equal(where(tier_object_key(moved), tier_object_id(moved)), 0);
+    assert_int_equal(tier_fake_disk_entries(), 10); /* its backing */
+    assert_int_equal(tier_remove(backend, tier_object_key(moved), 0), SHOAL_OK);
+    assert_int_equal(tier_fake_disk_entries(), 8);
+    tier_object_unref(moved);
 }
 
 /* --- events, configuration --- */
@@ -693,10 +765,12 @@ int main(int argc, char **argv)
         CASE(test_promotion),
         CASE(test_demotion),
         CASE_DRAM(test_watermarks),
+        CASE_DRAM(test_frequency),
         CASE_DRAM(test_critical),
         CASE_DRAM(test_large_object_stays),
         CASE(test_nothing_dropped_for_dram),
         CASE(test_backing_goes_first),
+        CASE(test_storage_to_storage),
         CASE_DRAM(test_events_end),
         CASE_DRAM(test_configurations),
         CASE_DRAM(test_wishes),
