@@ -61,6 +61,14 @@ static void set_session(struct thin *thin, int fd, uint64_t session)
         close(old);
 }
 
+static enum shoal_status closed_by_peer(const struct thin *thin, const struct local_message *message,
+                                        struct shoal_error *error)
+{
+    return error_set(error, SHOAL_UNREACHABLE, 0, "local client %s %s", thin->address,
+                     message->kind == LOCAL_HELLO ? "takes no more processes, or not those of this user"
+                                                  : "has closed the local socket");
+}
+
 static enum shoal_status exchange(struct thin *thin, int fd, const struct local_message *message, int passed,
                                   const struct call *call, struct local_answer *answer, struct shoal_error *error)
 {
@@ -81,15 +89,14 @@ static enum shoal_status exchange(struct thin *thin, int fd, const struct local_
         memcpy(CMSG_DATA(&control.header), &passed, sizeof passed);
     }
     if (sendmsg(fd, &header, MSG_NOSIGNAL) != (ssize_t)sizeof *message)
-        return error_set(error, SHOAL_UNREACHABLE, errno, "local client %s: %s", thin->address, strerror(errno));
+        return closed_by_peer(thin, message, error);
     do
         ready = poll(&waiting, 1, deadline_poll_ms(call->deadline_ms));
     while (ready < 0 && errno == EINTR);
     if (ready == 0)
         return error_set(error, SHOAL_TIMED_OUT, 0, "local client %s: deadline passed", thin->address);
     if (ready < 0 || recv(fd, answer, sizeof *answer, MSG_DONTWAIT) != (ssize_t)sizeof *answer)
-        return error_set(error, SHOAL_UNREACHABLE, 0,
-                         "local client %s takes no more processes, or not those of this user", thin->address);
+        return closed_by_peer(thin, message, error);
     return SHOAL_OK;
 }
 
