@@ -149,7 +149,7 @@ void registry_destroy(struct registry *registry)
 {
     if (!registry)
         return;
-    for (uint32_t slot = 0; slot < registry->used; slot++)
+    for (uint32_t slot = 0; registry->clients && slot < registry->used; slot++)
         client_release(&registry->clients[slot]);
     map_release(&registry->by_instance);
     map_release(&registry->by_name);

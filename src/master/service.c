@@ -468,8 +468,8 @@ static void end_on_loop(void *arg)
     struct master_service *service = arg;
 
     service->is_ending = true;
-    for (uint16_t method = METHOD_REGISTER; method < METHOD_COUNT; method++)
-        rpc_set_handler(service->config.rpc, method, NULL, NULL);
+    for (unsigned method = METHOD_REGISTER; method < METHOD_COUNT; method++)
+        rpc_set_handler(service->config.rpc, (uint16_t)method, NULL, NULL);
     jobs_end_all(service, SHOAL_CLOSED, "the master is being stopped");
     register_end_all(service, SHOAL_CLOSED, "the master is being stopped");
     loop_timer_release(&service->tick_timer);

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Patterns of lists come from any client; keys, too. Input: a pattern, a NUL, a key. */
+#include "fuzz.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "master/pattern.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    size_t text_len = strnlen((const char *)data, size), key_len = text_len < size ? size - text_len - 1 : 0,
+           prefix_len;
+    const char *key = (const char *)data + size - key_len, *prefix;
+    struct pattern *pattern = NULL;
+    char *text = strndup((const char *)data, text_len);
+
+    if (text && pattern_create(text, &pattern, NULL) == SHOAL_OK) {
+        prefix = pattern_prefix(pattern, &prefix_len);
+        FUZZ_REQUIRE(prefix_len <= text_len);
+        if (pattern_matches(pattern, key, key_len))
+            FUZZ_REQUIRE(key_len >= prefix_len && memcmp(key, prefix, prefix_len) == 0);
+    } else {
+        FUZZ_REQUIRE(!text || text_len > PATTERN_MAX_BYTES);
+    }
+    pattern_destroy(pattern);
+    free(text);
+    return 0;
+}
