@@ -22,8 +22,8 @@ struct byte_channel_ops {
     /* All of it or an error. UNREACHABLE: the peer closed or reset; TIMED_OUT. parts are used up. */
     enum shoal_status (*send)(struct byte_channel *channel, struct iovec *parts, int count, int64_t deadline_ms,
                               struct shoal_error *error);
-    /* At least 1, at most len bytes. UNREACHABLE, TIMED_OUT. */
-    enum shoal_status (*receive)(struct byte_channel *channel, void *out, size_t len, size_t *received_out,
+    /* At least 1 byte, at most as many as the parts hold, in their order. UNREACHABLE, TIMED_OUT. */
+    enum shoal_status (*receive)(struct byte_channel *channel, struct iovec *parts, int count, size_t *received_out,
                                  int64_t deadline_ms, struct shoal_error *error);
     /* Any thread: makes a send or receive that runs now, and all later ones, end with UNREACHABLE. Never blocks. */
     void (*interrupt)(struct byte_channel *channel);

@@ -196,9 +196,10 @@ static enum shoal_status tcp_send(struct byte_channel *channel, struct iovec *pa
     return SHOAL_OK;
 }
 
-static enum shoal_status tcp_receive(struct byte_channel *channel, void *out, size_t len, size_t *received_out,
+static enum shoal_status tcp_receive(struct byte_channel *channel, struct iovec *parts, int count, size_t *received_out,
                                      int64_t deadline_ms, struct shoal_error *error)
 {
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
     bool has_expired = false;
 
     for (;;) {
@@ -209,7 +210,7 @@ static enum shoal_status tcp_receive(struct byte_channel *channel, void *out, si
 
         if (status)
             return status;
-        got = recv(channel->fd, out, len, 0);
+        got = recvmsg(channel->fd, &message, 0);
         saved = errno;
         if (got > 0) {
             *received_out = (size_t)got;

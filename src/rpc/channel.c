@@ -19,8 +19,8 @@
 #define DEFAULT_CONNECT_TIMEOUT_MS 3000
 #define FRESH_MS 1000 /* idle for less: not worth a system call to see whether the peer is still there */
 #define BUCKETS 64    /* power of two */
-/* What one receive can take: the largest inline value with its frame. What is longer is received in place. */
-#define RECEIVE_BUFFER_BYTES (64u << 10)
+/* What the first receive of an answer can take; more is received when the answer turns out to be longer. */
+#define FIRST_RECEIVE_BYTES (64u << 10)
 
 /* A connection with its handshake done, in use by one call or idle. */
 struct channel {
@@ -33,7 +33,6 @@ struct channel {
     int64_t idle_since_ms;
     bool is_interrupted; /* atomic: set by the cancellation hook */
     char address[HOSTPORT_TEXT_BYTES];
-    uint8_t in[]; /* RECEIVE_BUFFER_BYTES */
 };
 
 struct rpc_channels {
@@ -255,8 +254,9 @@ static enum shoal_status receive_all(struct channel *channel, uint8_t *out, size
                                      struct shoal_error *error)
 {
     while (len) {
+        struct iovec part = {out, len};
         size_t got;
-        enum shoal_status status = channel->ops->receive(channel->bytes, out, len, &got, deadline_ms, error);
+        enum shoal_status status = channel->ops->receive(channel->bytes, &part, 1, &got, deadline_ms, error);
         if (status)
             return status;
         out += got;
@@ -309,7 +309,7 @@ static enum shoal_status dial(struct rpc_channels *channels, const char *address
 
     if (strlen(address) >= sizeof channel->address)
         return error_set(error, SHOAL_ADDRESS, 0, "'%.100s...' is not an address", address);
-    channel = malloc(sizeof *channel + RECEIVE_BUFFER_BYTES);
+    channel = malloc(sizeof *channel);
     if (!channel)
         return error_no_memory(error);
     *channel = (struct channel){.ops = channels->ops};
@@ -374,33 +374,37 @@ static enum shoal_status send_request(struct exchange *exchange, struct channel 
     return status;
 }
 
-/* The answer's header and as much of its body as came along, in channel->in. */
-static enum shoal_status receive_header(struct exchange *exchange, struct channel *channel, size_t *in_len_out,
+/* The answer's header and as much of its body as came along, which lies in body_out beyond its length. */
+static enum shoal_status receive_header(struct exchange *exchange, struct channel *channel, size_t *body_len_out,
                                         struct rpc_frame *frame_out, struct shoal_error *error)
 {
-    size_t len = 0;
+    struct buf *body = exchange->body_out;
+    uint8_t header[RPC_FRAME_HEADER_BYTES];
+    size_t room = body->max < FIRST_RECEIVE_BYTES ? body->max : FIRST_RECEIVE_BYTES, len = 0;
 
-    while (len < RPC_FRAME_HEADER_BYTES) {
+    if (!buf_reserve(body, room))
+        return error_no_memory(error);
+    while (len < sizeof header) {
+        struct iovec parts[2] = {{header + len, sizeof header - len}, {body->data, room}};
         size_t got;
-        enum shoal_status status = channel->ops->receive(channel->bytes, channel->in + len, RECEIVE_BUFFER_BYTES - len,
-                                                         &got, exchange->call->deadline_ms, error);
+        enum shoal_status status =
+            channel->ops->receive(channel->bytes, parts, room ? 2 : 1, &got, exchange->call->deadline_ms, error);
         if (status)
             return status;
         exchange->has_answer = true;
         len += got;
     }
-    if (rpc_frame_decode(channel->in, RPC_RESPONSE_MAX_BYTES, frame_out) || frame_out->kind != RPC_KIND_RESPONSE)
+    if (rpc_frame_decode(header, RPC_RESPONSE_MAX_BYTES, frame_out) || frame_out->kind != RPC_KIND_RESPONSE)
         return error_set(error, SHOAL_PROTOCOL, 0, "malformed or oversized answer");
     if (frame_out->id != channel->next_id)
         return error_set(error, SHOAL_PROTOCOL, 0, "an answer to no call");
-    *in_len_out = len - RPC_FRAME_HEADER_BYTES;
+    *body_len_out = len - sizeof header;
     return SHOAL_OK;
 }
 
 static enum shoal_status receive_answer(struct exchange *exchange, struct channel *channel, struct shoal_error *error)
 {
     struct buf *body = exchange->body_out;
-    const uint8_t *at = channel->in + RPC_FRAME_HEADER_BYTES;
     size_t in_len = 0;
     struct rpc_frame frame = {0};
     enum shoal_status status = receive_header(exchange, channel, &in_len, &frame, error);
@@ -411,15 +415,14 @@ static enum shoal_status receive_answer(struct exchange *exchange, struct channe
     exchange->is_reusable = in_len <= frame.body_len;
     if (in_len > frame.body_len)
         in_len = frame.body_len;
-    if (!buf_reserve(body, frame.body_len)) {
+    body->len = in_len;
+    if (!buf_reserve(body, frame.body_len - in_len)) {
         exchange->is_reusable = false;
         if (frame.body_len > body->max)
             return error_set(error, SHOAL_LIMIT, 0, "answer of %u bytes, at most %zu are wanted", frame.body_len,
                              body->max);
         return error_no_memory(error);
     }
-    if (in_len)
-        memcpy(body->data, at, in_len);
     status = receive_all(channel, body->data + in_len, frame.body_len - in_len, exchange->call->deadline_ms, error);
     if (status) {
         exchange->is_reusable = false;
