@@ -197,7 +197,7 @@ static void a_put_that_is_not_confirmed_in_time_leaves_nothing(void **state)
 {
     struct fixture *fixture = *state;
     struct kv_owner *a = &fixture->owners[0];
-    struct call call = {.deadline_ms = deadline_after_ms(300)};
+    struct call call = {.deadline_ms = deadline_after_ms(3000)};
     struct shoal_error error;
     uint64_t used_before = kv_owner_used_bytes(a);
 

@@ -205,7 +205,8 @@ static void a_put_that_the_master_does_not_confirm_leaves_nothing(void **state)
     uint64_t object_id;
 
     fake_master_set_manner(&fixture->master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
-    put_start(fixture, &putting, "k", 0, 300);
+    put_start(fixture, &putting, "k", 0, 3000);
+    fake_master_wait_held(&fixture->master, 1);
     assert_int_equal(put_end(&putting), SHOAL_TIMED_OUT);
     assert_nothing_stays(fixture, "k");
     fake_master_answer_held(&fixture->master, MASTER_METHOD_ANNOUNCE); /* too late: it had accepted */
