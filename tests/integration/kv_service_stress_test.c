@@ -411,7 +411,7 @@ static void test_the_owner_ends(void **state)
     owner_hold_disk(true);
     disk_read = pending_make(&caller, "k", false, 3 * MIB, NULL);
     begin(&disk_read);
-    wait_until(owner_disk_waiting() >= 1);
+    wait_until(owner_metric(&owner, "shoal_kv_service_jobs") == 3 && owner_disk_waiting() >= 1);
     assert_int_equal(pthread_create(&thread, NULL, destroy_service, &owner), 0);
     assert_int_equal(end(&stalled_write), SHOAL_CLOSED);
     owner_hold_disk(false);
