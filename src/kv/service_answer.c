@@ -8,6 +8,7 @@
 #include "kv/service_internal.h"
 
 #define SCRATCH_KEEP_BYTES (1u << 20)
+#define VALUE_TAG 0x2a /* of KvReadResponse: field 5, bytes */
 
 /* --- messages --- */
 
@@ -84,6 +85,21 @@ void kv_reply(struct kv_service *service, struct rpc_request *request, const Pro
         buf_release(&service->scratch);
         buf_init(&service->scratch, max);
     }
+}
+
+/* The value stays where it is: its field comes last, behind the rest of the message. */
+static void reply_value(struct rpc_request *request, Shoal__Wire__KvReadResponse *message)
+{
+    uint8_t head[128], *at = head;
+    ProtobufCBinaryData value = message->value;
+
+    message->value = (ProtobufCBinaryData){.len = 0};
+    at += shoal__wire__kv_read_response__pack(message, head); /* four numbers */
+    *at++ = VALUE_TAG;
+    for (size_t left = value.len; left; left >>= 7)
+        *at++ = (uint8_t)((left & 0x7f) | (left > 0x7f ? 0x80 : 0));
+    message->value = value;
+    rpc_reply_parts(request, head, (size_t)(at - head), value.data, value.len);
 }
 
 void kv_refuse(struct kv_service *service, struct rpc_request *request, enum shoal_status status, const char *message)
@@ -170,7 +186,10 @@ void kv_answer_send(struct kv_service *service, struct kv_origin *origin, struct
         kv_refuse(service, request, answer->status, answer->text);
     } else {
         count_answer(service, origin, answer);
-        kv_reply(service, request, message_of(answer));
+        if (!answer->is_write && answer->read.value.len)
+            reply_value(request, &answer->read);
+        else
+            kv_reply(service, request, message_of(answer));
     }
     kv_answer_release(service, answer);
 }

@@ -109,10 +109,9 @@ static int write_queue(struct rpc_stream *stream)
 }
 
 /* A long frame while nothing is queued goes from where it lies. Errors are left to who writes next. */
-static size_t write_through(struct rpc_stream *stream, uint8_t *header, const void *body, size_t body_len)
+static size_t write_through(struct rpc_stream *stream, struct iovec parts[3], size_t body_len)
 {
-    struct iovec parts[2] = {{header, RPC_FRAME_HEADER_BYTES}, {(void *)(uintptr_t)body, body_len}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
     ssize_t sent;
 
     if (body_len < WRITE_THROUGH_BYTES || stream->out.len)
@@ -200,8 +199,17 @@ void rpc_stream_release(struct rpc_stream *stream)
 
 enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body)
 {
+    return rpc_stream_send_parts(stream, frame, body, frame->body_len, NULL);
+}
+
+enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body,
+                                        size_t head_len, const void *tail)
+{
     uint8_t header[RPC_FRAME_HEADER_BYTES];
-    size_t done, header_done, body_done;
+    struct iovec parts[3] = {{header, sizeof header},
+                             {(void *)(uintptr_t)body, head_len},
+                             {(void *)(uintptr_t)tail, frame->body_len - head_len}};
+    size_t done;
 
     if (stream->fd < 0)
         return SHOAL_UNREACHABLE;
@@ -213,12 +221,14 @@ enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_fr
     if (!buf_reserve(&stream->out, sizeof header + frame->body_len))
         return SHOAL_LIMIT;
     rpc_frame_encode(frame, header);
-    done = write_through(stream, header, body, frame->body_len);
-    header_done = done < sizeof header ? done : sizeof header;
-    body_done = done - header_done;
-    buf_append(&stream->out, header + header_done, sizeof header - header_done);
-    if (body_done < frame->body_len)
-        buf_append(&stream->out, (const uint8_t *)body + body_done, frame->body_len - body_done);
+    done = write_through(stream, parts, frame->body_len);
+    for (size_t i = 0; i < 3; i++) {
+        size_t skip = done < parts[i].iov_len ? done : parts[i].iov_len;
+
+        done -= skip;
+        if (skip < parts[i].iov_len)
+            buf_append(&stream->out, (const uint8_t *)parts[i].iov_base + skip, parts[i].iov_len - skip);
+    }
     /* From inside on_io: written when all frames that came together have been looked at. Else at once, but no callback
      * may run inside the caller: an error shows up with the next event. */
     if (!stream->is_gone) {

@@ -34,6 +34,9 @@ void rpc_stream_release(struct rpc_stream *stream);
 /* Queues a frame and writes what the socket takes without waiting; answers to frames that came together are written
  * together. LIMIT: the peer does not read; NO_MEMORY. A write error is reported through closed later. */
 enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body);
+/* The same with a body in two parts: head_len bytes at body, the rest at tail. */
+enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body,
+                                        size_t head_len, const void *tail);
 /* Writes what the socket takes without waiting. Errors show up later, through closed. */
 void rpc_stream_flush(struct rpc_stream *stream);
 

@@ -108,8 +108,8 @@ refuse:
     endpoint_released(rpc->endpoint);
 }
 
-void rpc_reply(struct rpc_request *request, enum shoal_status status, const char *message, const void *body,
-               size_t body_len)
+static void reply(struct rpc_request *request, enum shoal_status status, const void *body, size_t body_len,
+                  const void *tail, size_t tail_len)
 {
     struct rpc_connection *connection = request->connection;
     struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE, .method = request->method, .id = request->id};
@@ -118,21 +118,32 @@ void rpc_reply(struct rpc_request *request, enum shoal_status status, const char
     list_remove(&request->owner_node);
     connection->request_count--;
     free(request);
-    if (status) {
-        body = message;
-        body_len = message ? strlen(message) : 0;
-    }
-    if (body_len > RPC_RESPONSE_MAX_BYTES) {
+    if (body_len > RPC_RESPONSE_MAX_BYTES || tail_len > RPC_RESPONSE_MAX_BYTES - body_len) {
         status = SHOAL_LIMIT;
         body = "response too large";
         body_len = strlen(body);
+        tail_len = 0;
     }
     frame.status = status;
-    frame.body_len = (uint32_t)body_len;
+    frame.body_len = (uint32_t)(body_len + tail_len);
     connection->rpc->counters.replies++;
     /* A peer that takes no answers loses them; its calls end by their deadlines, the stream by TCP_USER_TIMEOUT. */
-    if (rpc_stream_send(&connection->stream, &frame, body) == SHOAL_LIMIT)
+    if (rpc_stream_send_parts(&connection->stream, &frame, body, body_len, tail) == SHOAL_LIMIT)
         LOG_WARN("%s does not read its answers: one was dropped", connection->peer);
+}
+
+void rpc_reply(struct rpc_request *request, enum shoal_status status, const char *message, const void *body,
+               size_t body_len)
+{
+    if (status)
+        reply(request, status, message, message ? strlen(message) : 0, NULL, 0);
+    else
+        reply(request, status, body, body_len, NULL, 0);
+}
+
+void rpc_reply_parts(struct rpc_request *request, const void *body, size_t body_len, const void *tail, size_t tail_len)
+{
+    reply(request, SHOAL_OK, body, body_len, tail, tail_len);
 }
 
 void rpc_set_handler(struct rpc *rpc, uint16_t method, rpc_handler_fn fn, void *arg)
