@@ -30,6 +30,8 @@ enum exit_code exit_code_of(enum shoal_status status)
         return EXIT_CODE_REPLACED;
     case SHOAL_NO_SPACE:
         return EXIT_CODE_NO_SPACE;
+    case SHOAL_UNREACHABLE:
+        return EXIT_CODE_UNREACHABLE;
     default:
         return EXIT_CODE_FAILURE;
     }

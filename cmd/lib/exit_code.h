@@ -18,6 +18,7 @@ enum exit_code {
     EXIT_CODE_ADDRESS = 9,
     EXIT_CODE_REPLACED = 10,
     EXIT_CODE_NO_SPACE = 11,
+    EXIT_CODE_UNREACHABLE = 12,
 };
 
 enum exit_code exit_code_of(enum shoal_status status);

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <shoal/kv.h>
 #include <shoal/store.h>
 
 #include "exit_code.h"
@@ -20,6 +21,7 @@ struct app {
     struct shoal_cancel *cancel; /* owned; triggered by the first signal */
     int64_t deadline_ms;         /* of --timeout; INT64_MAX: none */
     struct shoal_store *store;   /* owned */
+    struct shoal_kv *kv;         /* owned */
     struct admin *admin;         /* owned; NULL without --metrics */
     const char *served_name;     /* borrowed; of the payload that /readyz is about */
 };
@@ -68,9 +70,17 @@ enum shoal_status runtime_check_map_count(size_t needed, struct shoal_error *err
 /* Shows what is given to whom until a signal comes. check (may be NULL) runs every second. */
 void app_serve(struct app *app, const char *name, void (*check)(void *arg), void *check_arg);
 
+/* --- cmd_kv.c --- */
+
+/* Connects to --client, or joins through --master. */
+enum shoal_status app_open_kv(struct app *app, struct shoal_error *error);
+/* "the mooncake_client at HOST:PORT" or "the master at ..."; static. */
+const char *app_kv_peer(const struct app *app);
+
 /* --- commands --- */
 
 extern const struct command command_seed, command_get, command_ls, command_stat, command_doctor, command_version,
-    command_help, command_completion, command_man;
+    command_help, command_completion, command_man, command_kv_put, command_kv_get, command_kv_ls, command_kv_rm,
+    command_kv_stat, command_kv_bench;
 
 #endif

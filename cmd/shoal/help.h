@@ -8,6 +8,8 @@
 struct command;
 
 void help_print_overview(FILE *to);
+/* Of the commands whose first word is group ("kv"). */
+void help_print_group(FILE *to, const char *group);
 void help_print_command(FILE *to, const struct command *command);
 
 struct exit_code_text {

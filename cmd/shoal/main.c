@@ -61,8 +61,38 @@ static int run_node_command(struct app *app, int count, char **arguments)
     return code;
 }
 
+static int run_kv_command(struct app *app, int count, char **arguments)
+{
+    struct shoal_error error;
+    int code;
+    report_start_log(app);
+    if (shoal_cancel_create(&app->cancel) != SHOAL_OK || signals_start(app->cancel, &error) != SHOAL_OK) {
+        fprintf(stderr, "shoal %s: cannot start: out of memory or threads\n", app->command->name);
+        shoal_cancel_destroy(app->cancel);
+        return EXIT_CODE_FAILURE;
+    }
+    app->deadline_ms = app->settings.timeout_ms > 0 ? deadline_after_ms(app->settings.timeout_ms) : DEADLINE_NONE;
+    code = app->command->run(app, count, arguments);
+    shoal_kv_close(app->kv);
+    shoal_log_set(NULL, NULL, SHOAL_LOG_ERROR);
+    signals_stop();
+    shoal_cancel_destroy(app->cancel);
+    return code;
+}
+
+static int run_command(struct app *app, int count, char **arguments)
+{
+    if (app->command->has_common_options)
+        return run_node_command(app, count, arguments);
+    if (app->command->has_kv_options)
+        return run_kv_command(app, count, arguments);
+    return app->command->run(app, count, arguments);
+}
+
 int main(int argc, char **argv)
 {
+    char two_words[64];
+    int words = 1;
     if (argc < 2) {
         help_print_overview(stderr);
         return EXIT_CODE_USAGE;
@@ -72,19 +102,26 @@ int main(int argc, char **argv)
         name = "version";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         name = "help";
+    if (strcmp(name, "kv") == 0) {
+        bool wants_help = argc > 2 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0);
+        if (argc == 2 || wants_help) {
+            help_print_group(wants_help ? stdout : stderr, "kv");
+            return wants_help ? close_stdout(EXIT_CODE_OK) : EXIT_CODE_USAGE;
+        }
+        snprintf(two_words, sizeof two_words, "kv %s", argv[2]);
+        name = two_words;
+        words = 2;
+    }
     struct app app = {.command = command_find(name)};
     if (!app.command)
         return unknown_command(name);
     int first;
     options_set_defaults(&app.settings);
-    if (!options_parse(app.command, argc - 1, argv + 1, &app.settings, &first))
+    if (!options_parse(app.command, argc - words, argv + words, &app.settings, &first))
         return EXIT_CODE_USAGE;
     if (app.settings.wants_help) {
         help_print_command(stdout, app.command);
         return close_stdout(EXIT_CODE_OK);
     }
-    int count = argc - 1 - first;
-    char **arguments = argv + 1 + first;
-    return close_stdout(app.command->has_common_options ? run_node_command(&app, count, arguments)
-                                                        : app.command->run(&app, count, arguments));
+    return close_stdout(run_command(&app, argc - words - first, argv + words + first));
 }

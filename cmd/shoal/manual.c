@@ -63,7 +63,7 @@ static void print_man(void)
     fputs(".SH COMMANDS\n", stdout);
     for (const struct command *const *command = commands; *command; command++) {
         struct command own = **command;
-        own.has_common_options = false;
+        own.has_common_options = own.has_kv_options = false;
         printf(".SS \"shoal %s ", own.name);
         roff(own.arguments);
         fputs("\"\n", stdout);
@@ -74,6 +74,9 @@ static void print_man(void)
     fputs(".SH COMMON OPTIONS\nOf seed, get, ls, stat and doctor. An option goes before its environment variable.\n",
           stdout);
     for (const struct option_spec *spec = options_common; spec->kind != OPTION_END; spec++)
+        roff_option(NULL, spec);
+    fputs(".SH OPTIONS OF THE KV COMMANDS\n", stdout);
+    for (const struct option_spec *spec = options_kv; spec->kind != OPTION_END; spec++)
         roff_option(NULL, spec);
     fputs(".SH EXIT STATUS\n", stdout);
     for (const struct exit_code_text *line = help_exit_codes; line->code; line++) {
@@ -108,7 +111,7 @@ static void print_markdown(void)
           stdout);
     for (const struct command *const *command = commands; *command; command++) {
         struct command own = **command;
-        own.has_common_options = false;
+        own.has_common_options = own.has_kv_options = false;
         printf("\n## shoal %s%s%s\n\n%s\n\n", own.name, *own.arguments ? " " : "", own.arguments, own.text);
         fputs("| option | environment | |\n|---|---|---|\n", stdout);
         options_for_each(&own, markdown_option, NULL);
@@ -117,6 +120,11 @@ static void print_markdown(void)
           "|\n|---|---|---|\n",
           stdout);
     for (const struct option_spec *spec = options_common; spec->kind != OPTION_END; spec++)
+        markdown_option(NULL, spec);
+    fputs("\n## Options of the kv commands\n\nOf `kv put`, `kv get`, `kv ls`, `kv rm`, `kv stat` and `kv bench`.\n\n"
+          "| option | environment | |\n|---|---|---|\n",
+          stdout);
+    for (const struct option_spec *spec = options_kv; spec->kind != OPTION_END; spec++)
         markdown_option(NULL, spec);
     fputs(
         "\nSizes: `64M` and `64MiB` are powers of 1024, `64MB` of 1000. Rates, per second: `100M` and `100MB` are "
@@ -139,7 +147,10 @@ static void print_markdown(void)
         "A `receiver` event names a node that takes the `payload` from this one: its `state` is `joined`, then `done` "
         "(it has everything) or `left` (it gave up, was lost or takes elsewhere; it may join again); `bytes` it has "
         "taken from here, and `pieces_have` of `pieces` from all its sources. `receivers` in the last event is the "
-        "account of all of them.\n",
+        "account of all of them.\n\n"
+        "`kv ls` prints one array of `key`, `bytes` and `replicas`, `kv stat` one object; `kv put`, `kv get` and `kv "
+        "rm` end "
+        "with a `result`, `kv bench` prints one for each `op`.\n",
         stdout);
 }
 
@@ -181,6 +192,26 @@ static void word(void *arg, const struct option_spec *spec)
         printf(" -%c", spec->letter);
 }
 
+/* The words that can follow: first words, each once (group NULL), or the second words after group. */
+static void print_words(const char *group)
+{
+    size_t group_len = group ? strlen(group) : 0;
+    const char *before = "";
+    for (const struct command *const *command = commands; *command; command++) {
+        const char *name = (*command)->name, *space = strchr(name, ' ');
+        size_t len = space ? (size_t)(space - name) : strlen(name);
+        if (group) {
+            if (space && len == group_len && strncmp(name, group, len) == 0)
+                printf(" %s", space + 1);
+        } else if (len != strlen(before) || strncmp(name, before, len) != 0) {
+            static char word_of_group[32];
+            printf(" %.*s", (int)len, name);
+            snprintf(word_of_group, sizeof word_of_group, "%.*s", (int)len, name);
+            before = word_of_group;
+        }
+    }
+}
+
 static int run_completion(struct app *app, int count, char **arguments)
 {
     if (count != 1 || strcmp(arguments[0], "bash") != 0) {
@@ -188,35 +219,44 @@ static int run_completion(struct app *app, int count, char **arguments)
         return EXIT_CODE_USAGE;
     }
     fputs("# bash completion for shoal; made by: shoal completion bash\n_shoal()\n{\n"
-          "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options=\n"
+          "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} "
+          "options=\n"
           "    COMPREPLY=()\n    if [[ $COMP_CWORD -eq 1 ]]; then\n        mapfile -t COMPREPLY < <(compgen -W '",
           stdout);
-    for (const struct command *const *command = commands; *command; command++)
-        printf("%s%s", command == commands ? "" : " ", (*command)->name);
-    fputs(" --help --version' -- \"$word\")\n        return\n    fi\n    case $before in\n"
-          "    -m | --metadata) mapfile -t COMPREPLY < <(compgen -W 'sqlite: etcd://' -- \"$word\"); return ;;\n"
+    print_words(NULL);
+    fputs(
+        " --help --version' -- \"$word\")\n        return\n    fi\n"
+        "    if [[ $COMP_CWORD -eq 2 && $command == kv ]] || [[ $COMP_CWORD -eq 3 && $command == help && $before == kv "
+        "]]; then\n"
+        "        mapfile -t COMPREPLY < <(compgen -W '",
+        stdout);
+    print_words("kv");
+    fputs("' -- \"$word\")\n        return\n    fi\n"
+          "    [[ $command == kv ]] && command=\"kv ${COMP_WORDS[2]}\"\n"
+          "    case $before in\n"
+          "    -m | --metadata) [[ $command == kv* ]] ||\n"
+          "        mapfile -t COMPREPLY < <(compgen -W 'sqlite: etcd://' -- \"$word\"); return ;;\n"
           "    -d | --dir) mapfile -t COMPREPLY < <(compgen -d -- \"$word\"); return ;;\n    esac\n"
-          "    case ${COMP_WORDS[1]} in\n",
+          "    case $command in\n",
           stdout);
     for (const struct command *const *command = commands; *command; command++) {
-        printf("    %s) options='", (*command)->name);
+        printf("    '%s') options='", (*command)->name);
         options_for_each(*command, word, NULL);
         fputs("' ;;\n", stdout);
     }
     fputs("    esac\n    if [[ $word == -* ]]; then\n        mapfile -t COMPREPLY < <(compgen -W \"$options\" -- "
           "\"$word\")\n"
-          "        return\n    fi\n    case ${COMP_WORDS[1]} in\n"
+          "        return\n    fi\n    case $command in\n"
           "    help) mapfile -t COMPREPLY < <(compgen -W 'exit-codes",
           stdout);
-    for (const struct command *const *command = commands; *command; command++)
-        printf(" %s", (*command)->name);
+    print_words(NULL);
     fputs(
         "' -- \"$word\") ;;\n    completion) mapfile -t COMPREPLY < <(compgen -W bash -- \"$word\") ;;\n"
         "    get | stat | ls)\n        if [[ $COMP_CWORD -eq 2 ]]; then\n"
         "            mapfile -t COMPREPLY < <(compgen -W \"$(shoal ls --timeout 2s -q 2>/dev/null | awk 'NR > 1 {print "
         "$1}')\" -- \"$word\")\n"
         "        else\n            mapfile -t COMPREPLY < <(compgen -d -- \"$word\")\n        fi ;;\n"
-        "    seed) mapfile -t COMPREPLY < <(compgen -f -- \"$word\") ;;\n    esac\n}\n"
+        "    seed | 'kv put' | 'kv get') mapfile -t COMPREPLY < <(compgen -f -- \"$word\") ;;\n    esac\n}\n"
         "complete -o filenames -F _shoal shoal\n",
         stdout);
     return EXIT_CODE_OK;

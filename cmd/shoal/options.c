@@ -11,6 +11,26 @@
 #define OPTIONS_MAX 32
 #define FIRST_LONG 256 /* getopt value of the option with index 0; letters are below */
 
+#define OUTPUT_OPTIONS                                                                                                 \
+    {OPTION_FLAG,                                                                                                      \
+     'j',                                                                                                              \
+     "json",                                                                                                           \
+     NULL,                                                                                                             \
+     "SHOAL_JSON",                                                                                                     \
+     offsetof(struct settings, is_json),                                                                               \
+     .help = "Results, progress and errors as JSON on standard output, one object a line."},                           \
+        {OPTION_VERBOSE,                                                                                               \
+         'v',                                                                                                          \
+         "verbose",                                                                                                    \
+         NULL,                                                                                                         \
+         "SHOAL_VERBOSE",                                                                                              \
+         offsetof(struct settings, verbosity),                                                                         \
+         .help = "Say more on standard error: once for what happens, twice for details, three times for everything."}, \
+    {                                                                                                                  \
+        OPTION_QUIET, 'q', "quiet", NULL, "SHOAL_QUIET", offsetof(struct settings, verbosity),                         \
+            .help = "Only errors on standard error, no progress."                                                      \
+    }
+
 const struct option_spec options_common[] = {
     {OPTION_TEXT, 'm', "metadata", "URI", "SHOAL_METADATA", offsetof(struct settings, metadata), .complete = "file",
      .help =
@@ -25,12 +45,7 @@ const struct option_spec options_common[] = {
      .help = "How long the command may take (seed, get --seed: until it serves), as 500ms, 30s, 5m, 1h; none: as long "
              "as it needs. Default: short for requests to the metadata service, none for hashing and transfer, where a "
              "source that stalls is left after 10 s."},
-    {OPTION_FLAG, 'j', "json", NULL, "SHOAL_JSON", offsetof(struct settings, is_json),
-     .help = "Results, progress and errors as JSON on standard output, one object a line."},
-    {OPTION_VERBOSE, 'v', "verbose", NULL, "SHOAL_VERBOSE", offsetof(struct settings, verbosity),
-     .help = "Say more on standard error: once for what happens, twice for details, three times for everything."},
-    {OPTION_QUIET, 'q', "quiet", NULL, "SHOAL_QUIET", offsetof(struct settings, verbosity),
-     .help = "Only errors on standard error, no progress."},
+    OUTPUT_OPTIONS,
     {OPTION_END},
 };
 
@@ -41,6 +56,24 @@ static const struct option_spec options_serving[] = {
     {OPTION_UINT, 0, "upload-slots", "N", "SHOAL_UPLOAD_SLOTS", offsetof(struct settings, upload_slots), .min = 1,
      .max = SHOAL_UPLOAD_SLOTS_MAX,
      .help = "Send to this many connections at a time, the others take turns. Default: 4."},
+    {OPTION_END},
+};
+
+const struct option_spec options_kv[] = {
+    {OPTION_TEXT, 'c', "client", "HOST:PORT", "SHOAL_KV_CLIENT", offsetof(struct settings, kv_client),
+     .help = "The --port of a mooncake_client of this machine, which does what is asked. Default: 127.0.0.1:50052."},
+    {OPTION_TEXT, 'm', "master", "HOST:PORT", "SHOAL_KV_MASTER", offsetof(struct settings, kv_master),
+     .help =
+         "Take part without a mooncake_client: through this master (several as HOST:PORT,HOST:PORT, or etcd://...), "
+         "as a client that owns nothing. --client is not used then."},
+    {OPTION_TEXT, 0, "host", "HOST", "SHOAL_KV_HOST", offsetof(struct settings, kv_host),
+     .help = "With --master: the address of this machine that other clients reach it at. Default: 127.0.0.1."},
+    {OPTION_TEXT, 0, "cluster", "NAME", "SHOAL_CLUSTER", offsetof(struct settings, cluster),
+     .help = "With --master: its cluster. Default: default."},
+    {OPTION_DURATION, 't', "timeout", "DURATION", "SHOAL_TIMEOUT", offsetof(struct settings, timeout_ms),
+     .help = "How long the command may take, as 500ms, 30s, 5m, 1h; none: as long as it needs. Default: 10 s for each "
+             "request."},
+    OUTPUT_OPTIONS,
     {OPTION_END},
 };
 
@@ -59,13 +92,21 @@ const struct command *command_find(const char *name)
 
 void options_set_defaults(struct settings *settings)
 {
-    *settings = (struct settings){.name = "127.0.0.1:0", .cluster = "default", .dir = "."};
+    *settings = (struct settings){.name = "127.0.0.1:0",
+                                  .cluster = "default",
+                                  .dir = ".",
+                                  .kv_client = "127.0.0.1:50052",
+                                  .value_bytes = (uint64_t)64 << 10,
+                                  .threads = 1,
+                                  .keys = 1000,
+                                  .duration_ms = 3000};
 }
 
 void options_for_each(const struct command *command, void (*fn)(void *arg, const struct option_spec *spec), void *arg)
 {
     const struct option_spec *const tables[] = {command->options, command->has_serving_options ? options_serving : NULL,
-                                                command->has_common_options ? options_common : NULL, options_help};
+                                                command->has_common_options ? options_common : NULL,
+                                                command->has_kv_options ? options_kv : NULL, options_help};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const struct option_spec *spec = tables[i]; spec && spec->kind != OPTION_END; spec++)
             fn(arg, spec);

@@ -40,23 +40,35 @@ struct settings {
     const char *dir;
     /* man */
     bool is_markdown;
+    /* kv commands */
+    const char *kv_client, *kv_master, *kv_host;
+    /* kv put */
+    uint64_t replicas;
+    const char *prefer; /* NULL: chosen */
+    /* kv rm */
+    const char *pattern; /* NULL: none */
+    bool removes_all;
+    /* kv bench */
+    uint64_t value_bytes, threads, keys;
+    int64_t duration_ms;
 };
 
 struct app;
 
 struct command {
-    const char *name;
+    const char *name;                  /* one word, or two as "kv put" */
     const char *arguments;             /* for the synopsis */
     const char *summary;               /* a few words */
     const char *text;                  /* what it does, in paragraphs */
     const struct option_spec *options; /* its own; NULL: none */
     bool has_serving_options;          /* those of a node that others take from: --upload-limit and so on */
     bool has_common_options;           /* those of a node: --metadata and so on */
+    bool has_kv_options;               /* those of a command of the KV store: --client and so on */
     int min_arguments, max_arguments;  /* max < 0: any number */
     int (*run)(struct app *app, int count, char **arguments);
 };
 
-extern const struct option_spec options_common[];
+extern const struct option_spec options_common[], options_kv[];
 extern const struct command *const commands[]; /* ends with NULL */
 
 const struct command *command_find(const char *name);

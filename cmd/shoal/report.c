@@ -10,11 +10,38 @@
 #include "terminal.h"
 #include "units.h"
 
+static const char *kv_hint_of(const struct app *app, const struct shoal_error *error)
+{
+    switch (error->status) {
+    case SHOAL_INVALID_ARGUMENT:
+        return "see: shoal help kv COMMAND";
+    case SHOAL_NOT_FOUND:
+        return error->sys_errno == ENOENT ? NULL : "see what there is with: shoal kv ls"; /* a file, a key */
+    case SHOAL_EXISTS:
+        return "values do not change: remove it first with: shoal kv rm KEY";
+    case SHOAL_UNREACHABLE:
+        return app->settings.kv_master
+                   ? "is the mooncake_master running, and is that its --rpc_port?"
+                   : "start a mooncake_client, give the --port of the one that runs with --client, or "
+                     "use a master with --master";
+    case SHOAL_TIMED_OUT:
+        return "allow more time with --timeout";
+    case SHOAL_NO_SPACE:
+        return "see who has how much with: shoal kv stat; remove some, or start a mooncake_client with more";
+    case SHOAL_LIMIT:
+        return "see how large the tiers are with: shoal kv stat";
+    default:
+        return NULL;
+    }
+}
+
 /* What the user can do about it. */
-static const char *hint_of(const struct app *app, enum shoal_status status)
+static const char *hint_of(const struct app *app, const struct shoal_error *error)
 {
     bool is_get = app->command == &command_get, is_seed = app->command == &command_seed;
-    switch (status) {
+    if (app->command->has_kv_options)
+        return kv_hint_of(app, error);
+    switch (error->status) {
     case SHOAL_INVALID_ARGUMENT:
         return "see: shoal help COMMAND";
     case SHOAL_PAYLOAD_NOT_FOUND:
@@ -92,7 +119,7 @@ int report_failure(const struct app *app, const struct shoal_error *error, const
     int signal_number = signals_received();
     bool is_interrupted = signal_number && error->status == SHOAL_CANCELED;
     int code = is_interrupted ? 128 + signal_number : (int)exit_code_of(error->status);
-    const char *hint = is_interrupted ? NULL : hint_of(app, error->status);
+    const char *hint = is_interrupted ? NULL : hint_of(app, error);
     char what[512], shown[512], message[sizeof error->message], line[1400];
     va_list arguments;
     va_start(arguments, format);

@@ -185,6 +185,11 @@ class Made(CliTest):
         self.assertEqual(complete("shoal", "seed", "--max"), ["--max-shard-size"])
         self.assertEqual(complete("shoal", "get", "--no-s"), ["--no-share"])
         self.assertIn("exit-codes", complete("shoal", "help", "ex"))
+        self.assertEqual(complete("shoal", "k"), ["kv"])
+        self.assertEqual(complete("shoal", "kv", ""), ["put", "get", "ls", "rm", "stat", "bench"])
+        self.assertEqual(complete("shoal", "help", "kv", "pu"), ["put"])
+        self.assertEqual(complete("shoal", "kv", "rm", "--pat"), ["--pattern"])
+        self.assertEqual(complete("shoal", "kv", "ls", "--metadata"), [])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shoal kv put and get, and what all kv commands share. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "app.h"
+#include "base/error.h"
+#include "units.h"
+
+#define READ_FIRST_BYTES ((size_t)64 << 10)
+#define SIGNAL_POLL_MS 100
+
+const char *app_kv_peer(const struct app *app)
+{
+    static char text[256];
+    if (app->settings.kv_master)
+        snprintf(text, sizeof text, "the master at %s", app->settings.kv_master);
+    else
+        snprintf(text, sizeof text, "the mooncake_client at %s", app->settings.kv_client);
+    return text;
+}
+
+enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
+{
+    struct shoal_kv_config config = {.struct_size = sizeof config};
+    struct shoal_call call = app_call(app);
+    if (app->settings.kv_master) {
+        config.master = app->settings.kv_master;
+        config.host = app->settings.kv_host;
+        config.cluster = app->settings.cluster;
+    } else {
+        config.client = app->settings.kv_client;
+    }
+    return shoal_kv_open(&config, &call, &app->kv, error);
+}
+
+static bool is_dash(const char *path)
+{
+    return strcmp(path, "-") == 0;
+}
+
+/* --- put --- */
+
+/* Waits for input, so that a signal ends a read of a terminal or a pipe. */
+static enum shoal_status wait_for_input(int fd, struct shoal_error *error)
+{
+    for (;;) {
+        struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+        int count = poll(&poll_fd, 1, SIGNAL_POLL_MS);
+        if (signals_received())
+            return error_set(error, SHOAL_CANCELED, 0, "interrupted");
+        if (count > 0)
+            return SHOAL_OK;
+        if (count < 0 && errno != EINTR)
+            return error_set(error, SHOAL_IO, errno, "cannot wait for input: %s", strerror(errno));
+    }
+}
+
+/* Until the end of the file, however long it is: what is given through a pipe says so only then. */
+static enum shoal_status read_all(int fd, size_t expected, void **data_out, size_t *len_out, struct shoal_error *error)
+{
+    size_t size = expected + 1 > READ_FIRST_BYTES ? expected + 1 : READ_FIRST_BYTES, len = 0;
+    char *data = malloc(size);
+    enum shoal_status status = data ? SHOAL_OK : error_no_memory(error);
+    while (status == SHOAL_OK) {
+        if (len == size) {
+            char *more = size <= SIZE_MAX / 2 ? realloc(data, 2 * size) : NULL;
+            if (!more) {
+                status = error_no_memory(error);
+                break;
+            }
+            data = more;
+            size *= 2;
+        }
+        status = wait_for_input(fd, error);
+        if (status != SHOAL_OK)
+            break;
+        ssize_t count = read(fd, data + len, size - len < SSIZE_MAX ? size - len : SSIZE_MAX);
+        if (count == 0)
+            break;
+        if (count > 0)
+            len += (size_t)count;
+        else if (errno != EINTR && errno != EAGAIN)
+            status = error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
+    }
+    if (status != SHOAL_OK) {
+        free(data);
+        return status;
+    }
+    *data_out = data;
+    *len_out = len;
+    return SHOAL_OK;
+}
+
+static enum shoal_status read_value(const char *path, void **data_out, size_t *len_out, struct shoal_error *error)
+{
+    struct stat info;
+    enum shoal_status status;
+    int fd = is_dash(path) ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return error_set(error, errno == ENOENT ? SHOAL_NOT_FOUND : SHOAL_IO, errno, "%s", strerror(errno));
+    if (fstat(fd, &info) != 0)
+        status = error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
+    else if (S_ISDIR(info.st_mode))
+        status = error_set(error, SHOAL_INVALID_ARGUMENT, 0, "it is a directory");
+    else
+        status = read_all(fd, S_ISREG(info.st_mode) ? (size_t)info.st_size : 0, data_out, len_out, error);
+    if (!is_dash(path))
+        close(fd);
+    return status;
+}
+
+static int run_put(struct app *app, int count, char **arguments)
+{
+    const char *key = arguments[0], *path = arguments[1];
+    struct shoal_kv_put_options options = {
+        .struct_size = sizeof options, .replicas = (unsigned)app->settings.replicas, .prefer = app->settings.prefer};
+    struct shoal_error error;
+    void *data = NULL;
+    size_t len = 0;
+    char size[UNITS_TEXT_BYTES];
+    int code = EXIT_CODE_OK;
+    (void)count;
+    if (read_value(path, &data, &len, &error) != SHOAL_OK)
+        return report_failure(app, &error, "cannot read %s", is_dash(path) ? "standard input" : path);
+    if (app_open_kv(app, &error) != SHOAL_OK) {
+        code = report_failure(app, &error, "cannot connect to %s", app_kv_peer(app));
+    } else {
+        struct shoal_call call = app_call(app);
+        if (shoal_kv_put(app->kv, key, data, len, &options, &call, &error) != SHOAL_OK)
+            code = report_failure(app, &error, "cannot put \"%s\" (%s)", key, units_format_size(len, size));
+        else if (app->settings.is_json)
+            json_print(
+                json_pack("{s:s, s:o, s:I}", "event", "result", "key", json_text(key), "bytes", (json_int_t)len));
+        else
+            report_note(app, "\"%s\" is there: %s", key, units_format_size(len, size));
+    }
+    free(data);
+    return code;
+}
+
+static const struct option_spec put_options[] = {
+    {OPTION_UINT, 'r', "replicas", "N", NULL, offsetof(struct settings, replicas), .min = 1, .max = 16,
+     .help = "Copies at different clients; fewer if fewer clients have room. Default: 1."},
+    {OPTION_TEXT, 0, "prefer", "HOST:PORT", NULL, offsetof(struct settings, prefer),
+     .help = "The client (its --host and --client_rpc_port) that shall own it, if it has room. Default: one that has "
+             "room is chosen."},
+    {OPTION_END},
+};
+
+const struct command command_kv_put = {
+    .name = "kv put",
+    .arguments = "KEY FILE|-",
+    .summary = "put a value into the KV store",
+    .text = "Puts the content of FILE, or of standard input, as the value of KEY. Keys are 1 to 1024 bytes. A key that "
+            "exists is not changed: exit code 4. When the command has ended well, every client finds the value.",
+    .options = put_options,
+    .has_kv_options = true,
+    .min_arguments = 2,
+    .max_arguments = 2,
+    .run = run_put,
+};
+
+/* --- get --- */
+
+static enum shoal_status write_all(int fd, const char *data, uint64_t len, struct shoal_error *error)
+{
+    while (len) {
+        ssize_t count = write(fd, data, len < SSIZE_MAX ? (size_t)len : SSIZE_MAX);
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count < 0)
+            return error_set(error, errno == ENOSPC || errno == EDQUOT ? SHOAL_NO_SPACE : SHOAL_IO, errno, "%s",
+                             strerror(errno));
+        data += count;
+        len -= (uint64_t)count;
+    }
+    return SHOAL_OK;
+}
+
+/* A file gets its name when all of it is there. */
+static enum shoal_status write_file(const char *path, const char *data, uint64_t len, struct shoal_error *error)
+{
+    char temporary[PATH_MAX];
+    mode_t mask;
+    enum shoal_status status;
+    int fd;
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.shoal-XXXXXX", path) >= sizeof temporary)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, ENAMETOOLONG, "%s", strerror(ENAMETOOLONG));
+    fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0)
+        return error_set(error, errno == ENOSPC ? SHOAL_NO_SPACE : SHOAL_IO, errno, "%s", strerror(errno));
+    mask = umask(0);
+    umask(mask);
+    fchmod(fd, 0666 & ~mask);
+    status = write_all(fd, data, len, error);
+    if (close(fd) != 0 && status == SHOAL_OK)
+        status = error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
+    if (status == SHOAL_OK && rename(temporary, path) != 0)
+        status = error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
+    if (status != SHOAL_OK)
+        unlink(temporary);
+    return status;
+}
+
+static enum shoal_status write_value(const char *path, const char *data, uint64_t len, struct shoal_error *error)
+{
+    struct stat info;
+    enum shoal_status status;
+    int fd;
+    if (is_dash(path))
+        return write_all(STDOUT_FILENO, data, len, error);
+    if (stat(path, &info) != 0 || S_ISREG(info.st_mode))
+        return write_file(path, data, len, error);
+    if (S_ISDIR(info.st_mode))
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "it is a directory");
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
+    status = write_all(fd, data, len, error);
+    close(fd);
+    return status;
+}
+
+static int run_get(struct app *app, int count, char **arguments)
+{
+    const char *key = arguments[0], *path = arguments[1];
+    struct shoal_error error;
+    void *data = NULL;
+    uint64_t len = 0;
+    char size[UNITS_TEXT_BYTES];
+    int code = EXIT_CODE_OK;
+    (void)count;
+    if (app->settings.is_json && is_dash(path)) {
+        error_set(&error, SHOAL_INVALID_ARGUMENT, 0, "standard output is for the value or for JSON, not for both");
+        return report_failure(app, &error, "--json with -");
+    }
+    if (app_open_kv(app, &error) != SHOAL_OK)
+        return report_failure(app, &error, "cannot connect to %s", app_kv_peer(app));
+    struct shoal_call call = app_call(app);
+    if (shoal_kv_get(app->kv, key, &call, &data, &len, &error) != SHOAL_OK)
+        return report_failure(app, &error, "cannot get \"%s\"", key);
+    if (write_value(path, data, len, &error) != SHOAL_OK)
+        code = report_failure(app, &error, "cannot write %s", is_dash(path) ? "to standard output" : path);
+    else if (app->settings.is_json)
+        json_print(json_pack("{s:s, s:o, s:I, s:o}", "event", "result", "key", json_text(key), "bytes", (json_int_t)len,
+                             "file", json_text(path)));
+    else if (!is_dash(path))
+        report_note(app, "\"%s\": %s", key, units_format_size(len, size));
+    free(data);
+    return code;
+}
+
+const struct command command_kv_get = {
+    .name = "kv get",
+    .arguments = "KEY FILE|-",
+    .summary = "get a value from the KV store",
+    .text =
+        "Writes the value of KEY to FILE, or to standard output. FILE gets its name when all of the value is there; a "
+        "file of that name is replaced. A key that does not exist: exit code 3.",
+    .has_kv_options = true,
+    .min_arguments = 2,
+    .max_arguments = 2,
+    .run = run_get,
+};
