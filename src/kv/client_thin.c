@@ -30,8 +30,7 @@ struct parts {
     size_t *indexes;
     struct part *parts;
     size_t count;
-    /* Puts one item, or gets one with room for len_bytes, in a request of its own. */
-    bool *is_left; /* per item: no room in the arena, or longer than was offered */
+    bool *is_left; /* per item of the set: no room in the arena, or longer than was offered: a request of its own */
 };
 
 static bool is_large_put(const struct shoal_kv_item *item)
@@ -321,7 +320,7 @@ static void run_alone(const struct parts *parts, size_t index, struct request *r
             kv_set_end(set, index, status, &error);
             return;
         }
-        if (parts->plan)
+        if (parts->plan && place.memory)
             memcpy(place.memory, item->data, item->len_bytes);
         request_init(request, parts->plan);
         request_add(request, parts, index, &place, room_bytes ? room_bytes : LOCAL_INLINE_MAX_BYTES);

@@ -105,7 +105,7 @@ static enum shoal_status tell_region(struct thin *thin, int fd, uint32_t slot, c
 {
     const struct local_message message = {
         .kind = LOCAL_ADD_REGION, .region = slot, .number = thin->regions[slot].len_bytes};
-    struct local_answer answer;
+    struct local_answer answer = {.status = SHOAL_OK};
     enum shoal_status status = exchange(thin, fd, &message, thin->regions[slot].memfd, call, &answer, error);
 
     if (!status && answer.status)
@@ -142,7 +142,7 @@ static enum shoal_status attach(struct thin *thin, const struct call *call, stru
 {
     Shoal__Wire__LocalAttachResponse *response = NULL;
     struct local_message hello = {.kind = LOCAL_HELLO};
-    struct local_answer answer;
+    struct local_answer answer = {.status = SHOAL_OK};
     struct buf body;
     int fd = -1;
     enum shoal_status status;
