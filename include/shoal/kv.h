@@ -20,7 +20,8 @@
  *
  * Threads: every function from any thread between open and close. Every blocking call takes a deadline (default 10 s,
  * which bounds the whole call) and a cancellation token; when it has returned, nothing reads or writes the caller's
- * memory any more.
+ * memory any more. (One exception: memory of shoal_kv_alloc, when a mooncake_client does not answer some seconds after
+ * the deadline and the call says TIMED_OUT or UNREACHABLE: that process still has it mapped.)
  */
 #ifndef SHOAL_KV_H
 #define SHOAL_KV_H
@@ -152,7 +153,8 @@ SHOAL_API enum shoal_status shoal_kv_size_batch(struct shoal_kv *kv, struct shoa
 SHOAL_API enum shoal_status shoal_kv_remove_batch(struct shoal_kv *kv, struct shoal_kv_item *items, size_t count,
                                                   const struct shoal_call *call, struct shoal_error *error);
 
-/* Prometheus text of this process's part: shoal_kv_*, shoal_tier_*, shoal_engine_*. *text_out: free() it. */
+/* Prometheus text of this process's part: shoal_kv_*, shoal_tier_*, shoal_engine_*; with client: of that process's.
+ * *text_out: free() it. */
 SHOAL_API enum shoal_status shoal_kv_metrics(struct shoal_kv *kv, char **text_out, struct shoal_error *error);
 
 /* A JSON object for people and tools: master, clients with their tiers and use, keys. *text_out: free() it. */

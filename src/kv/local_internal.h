@@ -55,6 +55,7 @@ struct local_service {
     uint64_t max_bytes;
     int listen_fd;
     struct loop_io listen_io;
+    struct loop_timer listen_again;            /* no descriptor was left */
     char socket_name[LOCAL_SOCKET_NAME_BYTES]; /* abstract, without the leading NUL */
     uint8_t token[LOCAL_TOKEN_BYTES];
     struct list sessions;

@@ -19,6 +19,7 @@
 #include "base/log.h"
 
 #define BACKLOG 64
+#define LISTEN_AGAIN_MS 200
 
 /* --- regions --- */
 
@@ -243,6 +244,13 @@ static bool is_ours(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0 && peer.uid == geteuid();
 }
 
+static void listen_again(void *arg)
+{
+    struct local_service *service = arg;
+
+    loop_io_set(&service->listen_io, LOOP_READ);
+}
+
 static void on_connect(void *arg, unsigned events)
 {
     struct local_service *service = arg;
@@ -250,8 +258,14 @@ static void on_connect(void *arg, unsigned events)
     int fd = accept4(service->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
     (void)events;
-    if (fd < 0)
+    if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE) { /* who waits there would wake us again and again */
+            LOG_WARN("local socket: no file descriptor left (see ulimit -n)");
+            loop_io_set(&service->listen_io, 0);
+            loop_timer_start(&service->listen_again, LISTEN_AGAIN_MS);
+        }
         return;
+    }
     if (!is_ours(fd) || service->session_count >= service->max_clients)
         goto refuse;
     session = calloc(1, sizeof *session);
@@ -293,7 +307,9 @@ enum shoal_status local_sessions_listen(struct local_service *service, struct sh
              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_len)) != 0 ||
         listen(service->listen_fd, BACKLOG) != 0)
         return error_set(error, SHOAL_IO, errno, "local socket: %s", strerror(errno));
-    status = loop_io_init(&service->listen_io, service->loop, service->listen_fd, on_connect, service, error);
+    status = loop_timer_init(&service->listen_again, service->loop, listen_again, service, error);
+    if (!status)
+        status = loop_io_init(&service->listen_io, service->loop, service->listen_fd, on_connect, service, error);
     if (!status)
         loop_io_set(&service->listen_io, LOOP_READ);
     return status;
@@ -303,6 +319,7 @@ void local_sessions_close(struct local_service *service)
 {
     struct list_node *node;
 
+    loop_timer_release(&service->listen_again);
     loop_io_release(&service->listen_io);
     if (service->listen_fd >= 0)
         close(service->listen_fd);
