@@ -1,117 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A session against a master that answers late, wrongly, or not at all, is restarted, or is not the leader. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "kv_session_fixture.h"
 
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/clock.h"
-#include "fake_master.h"
 #include "kv/election_key.h"
 #include "meta/meta.h"
 #include "tmpdir.h"
-
-#define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
-#define INSTANCE 42
-
-struct fixture {
-    struct fake_master master;
-    struct loop *loop;
-    struct endpoint *endpoint;
-    struct rpc *rpc;
-    struct rpc_channels *channels;
-    struct tier_backend *backend;
-    struct session *session;
-
-    struct mutex mutex; /* RANK_STORE: guards what follows */
-    struct cond changed;
-    unsigned drops, drops_refused, drops_to_refuse;
-    uint64_t last_dropped;
-};
-
-struct outcome {
-    struct fixture *fixture;
-    unsigned times;
-    enum shoal_status status;
-    struct shoal_error error;
-};
-
-static struct call patient(void)
-{
-    return (struct call){.deadline_ms = deadline_after_ms(FAKE_WAIT_MS)};
-}
-
-static void make_session(struct fixture *fixture, const char *masters)
-{
-    struct session_config config = {.loop = fixture->loop,
-                                    .rpc = fixture->rpc,
-                                    .channels = fixture->channels,
-                                    .master = masters,
-                                    .cluster = "test",
-                                    .server_name = "client",
-                                    .address = "127.0.0.1:12345",
-                                    .instance = INSTANCE,
-                                    .backend = fixture->backend,
-                                    .call_timeout_ms = FAKE_WAIT_MS};
-    struct shoal_error error;
-
-    if (session_create(&config, &fixture->session, &error) != SHOAL_OK)
-        fail_msg("%s", error.message);
-}
-
-static void make_ready(struct fixture *fixture)
-{
-    struct call call = patient();
-    struct shoal_error error;
-
-    if (!fixture->session)
-        make_session(fixture, fixture->master.address);
-    if (session_wait_ready(fixture->session, &call, &error) != SHOAL_OK)
-        fail_msg("%s", error.message);
-}
-
-static int setup(void **state)
-{
-    struct fixture *fixture = calloc(1, sizeof *fixture);
-    struct endpoint_config endpoint_config = {
-        .bind_host = "127.0.0.1", .cluster = "test", .max_connections = 64, .max_handshakes = 16};
-    struct rpc_channels_config channels_config = {.cluster = "test", .server_name = "client", .instance = INSTANCE};
-
-    mutex_init(&fixture->mutex, RANK_STORE);
-    cond_init(&fixture->changed);
-    fake_master_init(&fixture->master, 1);
-    assert_int_equal(loop_create("client", &fixture->loop, NULL), SHOAL_OK);
-    endpoint_config.loop = fixture->loop;
-    assert_int_equal(endpoint_create(&endpoint_config, &fixture->endpoint, NULL), SHOAL_OK);
-    assert_int_equal(rpc_create(fixture->loop, fixture->endpoint, &fixture->rpc, NULL), SHOAL_OK);
-    assert_int_equal(endpoint_start(fixture->endpoint, "client", NULL), SHOAL_OK);
-    assert_int_equal(rpc_channels_create(&channels_config, &fixture->channels, NULL), SHOAL_OK);
-    *state = fixture;
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    struct fixture *fixture = *state;
-
-    session_destroy(fixture->session);
-    tier_backend_destroy(fixture->backend);
-    rpc_channels_destroy(fixture->channels);
-    rpc_destroy(fixture->rpc);
-    endpoint_destroy(fixture->endpoint);
-    loop_destroy(fixture->loop);
-    fake_master_release(&fixture->master);
-    cond_release(&fixture->changed);
-    mutex_release(&fixture->mutex);
-    free(fixture);
-    return 0;
-}
 
 static void on_done(void *arg, enum shoal_status status, const struct shoal_error *error)
 {
@@ -148,40 +44,9 @@ static enum shoal_status wait_done(struct outcome *outcome)
     return outcome->status;
 }
 
-typedef enum shoal_status (*hasty_fn)(struct fixture *fixture, const struct call *call, struct shoal_error *error);
-
 static enum shoal_status hasty_wait(struct fixture *fixture, const struct call *call, struct shoal_error *error)
 {
     return session_wait_ready(fixture->session, call, error);
-}
-
-static enum shoal_status hasty_lookup(struct fixture *fixture, const struct call *call, struct shoal_error *error)
-{
-    struct session_route *routes;
-    const char *key = "k";
-    enum shoal_status status = session_lookup(fixture->session, &key, 1, call, &routes, error);
-
-    if (!status)
-        free(routes);
-    return status;
-}
-
-/* A call with a short deadline, which on a loaded machine may be too short to meet the trouble that is waited for. */
-static void assert_fails(struct fixture *fixture, hasty_fn fn, enum shoal_status status, const char *what,
-                         const char *why)
-{
-    int64_t deadline_ms = deadline_after_ms(FAKE_WAIT_MS);
-    struct shoal_error error = {.message = ""};
-
-    for (int64_t timeout_ms = 200;; timeout_ms *= 2) {
-        struct call call = {.deadline_ms = deadline_after_ms(timeout_ms)};
-
-        assert_int_not_equal(fn(fixture, &call, &error), SHOAL_OK);
-        if (error.status == status && strstr(error.message, what) && strstr(error.message, why))
-            return;
-        if (deadline_is_past(deadline_ms))
-            fail_msg("%s: %s", shoal_status_name(error.status), error.message);
-    }
 }
 
 /* --- registration --- */
@@ -792,162 +657,6 @@ static void a_master_that_dies_while_objects_are_announced(void **state)
     assert_int_equal(master->entry_count, OBJECTS);
 }
 
-/* --- questions --- */
-
-static void lookups_of_many_long_keys_are_cut_into_requests(void **state)
-{
-    enum { KEYS = 4096 };
-    struct fixture *fixture = *state;
-    struct call call = patient();
-    char(*text)[TIER_KEY_MAX_BYTES + 1] = malloc(KEYS * sizeof *text);
-    const char **keys = calloc(KEYS + 1, sizeof *keys);
-    struct session_route *routes;
-    struct shoal_error error;
-
-    make_ready(fixture);
-    for (unsigned i = 0; i < KEYS; i++) {
-        memset(text[i], 'x', TIER_KEY_MAX_BYTES);
-        text[i][i % 3 ? TIER_KEY_MAX_BYTES : 1 + i % 1000] = '\0';
-        if (i % 5 == 0)
-            memcpy(text[i], "missing", 8);
-        keys[i] = text[i];
-    }
-    keys[KEYS] = "one too many";
-    assert_int_equal(session_lookup(fixture->session, keys, KEYS, &call, &routes, &error), SHOAL_OK);
-    for (unsigned i = 0; i < KEYS; i++) {
-        assert_int_equal(routes[i].status, i % 5 ? SHOAL_OK : SHOAL_NOT_FOUND);
-        assert_int_equal(routes[i].replica_count, i % 5 ? 1 : 0);
-        if (i % 5) {
-            assert_int_equal(routes[i].object_id, strlen(keys[i]));
-            assert_string_equal(routes[i].replicas[0].address, "10.0.0.7:12345");
-            assert_int_equal(routes[i].replicas[0].instance, 7);
-            assert_int_equal(routes[i].replicas[0].tier_type, TIER_DRAM);
-        }
-    }
-    free(routes);
-    assert_true(fixture->master.lookups > 4);
-    assert_int_equal(fixture->master.asked_keys, KEYS);
-    assert_int_equal(session_lookup(fixture->session, keys, KEYS + 1, &call, &routes, &error), SHOAL_INVALID_ARGUMENT);
-    keys[0] = "";
-    assert_int_equal(session_remove(fixture->session, keys, 1, &call, &routes, &error), SHOAL_INVALID_ARGUMENT);
-    keys[0] = "gone";
-    assert_int_equal(session_remove(fixture->session, keys, 1, &call, &routes, &error), SHOAL_OK);
-    assert_int_equal(routes[0].replica_count, 1);
-    free(routes);
-    assert_int_equal(session_lookup(fixture->session, keys, 0, &call, &routes, &error), SHOAL_OK);
-    free(routes);
-    free(keys);
-    free(text);
-}
-
-static void malformed_answers_to_questions(void **state)
-{
-    static const enum fake_manner manners[] = {FAKE_GARBAGE, FAKE_WRONG_COUNT};
-    struct fixture *fixture = *state;
-    struct call call = patient();
-    struct session_route *routes;
-    struct shoal_error error;
-    const char *key = "k";
-
-    make_ready(fixture);
-    for (size_t i = 0; i < 2; i++) {
-        fake_master_set_manner(&fixture->master, MASTER_METHOD_LOOKUP, manners[i]);
-        assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, &error), SHOAL_PROTOCOL);
-        assert_non_null(strstr(error.message, fixture->master.address));
-    }
-}
-
-static void a_question_waits_for_a_master_that_is_restarted(void **state)
-{
-    struct fixture *fixture = *state;
-    struct call call = patient();
-    struct session_route *routes;
-    const char *key = "k";
-
-    make_ready(fixture);
-    fake_master_kill(&fixture->master);
-    assert_fails(fixture, hasty_lookup, SHOAL_UNREACHABLE, fixture->master.address, "refused");
-    fake_master_revive(&fixture->master);
-    assert_int_equal(session_lookup(fixture->session, &key, 1, &call, &routes, NULL), SHOAL_OK);
-    free(routes);
-    fake_master_set_manner(&fixture->master, MASTER_METHOD_LOOKUP, FAKE_HOLDS);
-    assert_fails(fixture, hasty_lookup, SHOAL_TIMED_OUT, fixture->master.address, "");
-}
-
-static void targets_come_from_heartbeats_or_from_a_question(void **state)
-{
-    struct fixture *fixture = *state;
-    struct fake_master *master = &fixture->master;
-    Shoal__Wire__MasterTarget targets[2];
-    struct session_replica target;
-    struct call call = patient();
-    struct shoal_error error;
-    uint64_t both[] = {21, 22};
-    unsigned beats;
-
-    make_ready(fixture);
-    assert_int_equal(session_write_target(fixture->session, 100, NULL, 0, &call, &target, &error), SHOAL_OK);
-    assert_int_equal(target.instance, 9); /* asked */
-    assert_string_equal(target.server_name, "asked");
-    mutex_lock(&master->mutex);
-    for (size_t i = 0; i < 2; i++) {
-        shoal__wire__master_target__init(&targets[i]);
-        targets[i].instance = both[i];
-        targets[i].server_name = (char *)(uintptr_t) "told";
-        targets[i].address = (char *)(uintptr_t) "10.0.0.2:12345";
-        targets[i].free_bytes = 1000;
-        master->targets[i] = &targets[i];
-    }
-    master->heartbeat_ms = 20000; /* from the next registration on: one answer only */
-    master->target_count = 2;
-    master->instance++;
-    beats = master->heartbeats;
-    mutex_unlock(&master->mutex);
-    fake_master_wait(master, &master->registrations, 2);
-    fake_master_wait(master, &master->heartbeats, beats + 2);
-    for (bool is_told = false; !is_told;) { /* the answer is on its way */
-        assert_int_equal(session_write_target(fixture->session, 0, NULL, 0, &call, &target, &error), SHOAL_OK);
-        is_told = target.instance != 9;
-        assert_int_equal(call_check(&call, NULL, "targets"), SHOAL_OK);
-    }
-    assert_int_equal(session_write_target(fixture->session, 600, NULL, 0, &call, &target, &error), SHOAL_OK);
-    uint64_t first = target.instance;
-    assert_true(first == 21 || first == 22);
-    assert_int_equal(session_write_target(fixture->session, 600, NULL, 0, &call, &target, &error), SHOAL_OK);
-    assert_int_equal(target.instance, 43 - first); /* the first one is not thought to have room any more */
-    assert_int_equal(session_write_target(fixture->session, 600, NULL, 0, &call, &target, &error), SHOAL_OK);
-    assert_int_equal(target.instance, 9); /* asked */
-    assert_int_equal(session_write_target(fixture->session, 1, &both[0], 1, &call, &target, &error), SHOAL_OK);
-    assert_int_equal(target.instance, 22);
-    assert_int_equal(session_write_target(fixture->session, 1, both, 2, &call, &target, &error), SHOAL_NO_SPACE);
-    session_destroy(fixture->session); /* targets are on this stack */
-    fixture->session = NULL;
-}
-
-static void lists_come_in_pages(void **state)
-{
-    struct fixture *fixture = *state;
-    struct call call = patient();
-    Shoal__Wire__MasterStatusResponse *status;
-    struct session_page *page, *next;
-
-    make_ready(fixture);
-    assert_int_equal(session_list(fixture->session, "a*", NULL, 0, 10, &call, &page, NULL), SHOAL_OK);
-    assert_int_equal(page->count, 1);
-    assert_string_equal(page->entries[0].key, "a*");
-    assert_int_equal(page->entries[0].len_bytes, 5);
-    assert_int_equal(page->cursor_len, 1);
-    assert_int_equal(session_list(fixture->session, "a*", page->cursor, page->cursor_len, 10, &call, &next, NULL),
-                     SHOAL_OK);
-    assert_string_equal(next->entries[0].key, "second");
-    assert_int_equal(next->cursor_len, 0);
-    session_page_free(next);
-    session_page_free(page);
-    assert_int_equal(session_status(fixture->session, &call, &status, NULL), SHOAL_OK);
-    assert_int_equal(status->master_instance, 1);
-    shoal__wire__master_status_response__free_unpacked(status, NULL);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -977,11 +686,6 @@ int main(void)
         TEST(a_busy_master_is_told_again),
         TEST(news_wait_until_everything_held_is_announced),
         TEST(a_master_that_dies_while_objects_are_announced),
-        TEST(lookups_of_many_long_keys_are_cut_into_requests),
-        TEST(malformed_answers_to_questions),
-        TEST(a_question_waits_for_a_master_that_is_restarted),
-        TEST(targets_come_from_heartbeats_or_from_a_question),
-        TEST(lists_come_in_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
