@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -131,6 +132,17 @@ class KvTest(CliTest):
         super().setUp()
         self.env.pop("SHOAL_METADATA")
         self.master_port = None
+
+    def tearDown(self):
+        """Whoever still runs ends cleanly when asked: nothing hangs, and sanitizers found nothing."""
+        alive = [command for command in self.running if isinstance(command, Daemon) and command.process.poll() is None]
+        for command in alive:
+            command.process.send_signal(signal.SIGTERM)
+        try:
+            for command in alive:
+                self.assertEqual(command.wait(), 0, f"{command.arguments}\n{command.err[-4000:]}")
+        finally:
+            super().tearDown()
 
     def daemon(self, kind, *arguments):
         command = kind(self.dir, [str(argument) for argument in arguments], self.env)
