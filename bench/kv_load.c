@@ -143,8 +143,9 @@ static void summarise(struct worker *workers, unsigned count, struct kv_result *
         at += workers[i].sample_count;
     }
     qsort(all, total, sizeof *all, compare_ns);
-    result->p50_us = all[total / 2] / 1e3;
-    result->p99_us = all[total - 1 - total / 100] / 1e3;
+    size_t half = total / 2, most = total - 1 - total / 100;
+    result->p50_us = all[half] / 1e3;
+    result->p99_us = all[most] / 1e3;
     free(all);
 }
 

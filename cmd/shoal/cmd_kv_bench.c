@@ -113,11 +113,18 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print_result(const struct app *app, const char *op, double seconds, uint64_t ops, uint32_t *samples,
+/* samples are sorted; 0 if there are none. */
+static double percentile_us(const uint32_t *samples, size_t count, unsigned percent)
+{
+    size_t index = count * percent / 100;
+    return count ? samples[index < count ? index : count - 1] / 10.0 : 0;
+}
+
+static void print_result(const struct app *app, const char *op, double seconds, uint64_t ops, const uint32_t *samples,
                          size_t count)
 {
     double rate = seconds > 0 ? (double)ops / seconds : 0, bytes_per_s = rate * (double)app->settings.value_bytes;
-    double p50_us = count ? samples[count / 2] / 10.0 : 0, p99_us = count ? samples[count - 1 - count / 100] / 10.0 : 0;
+    double p50_us = percentile_us(samples, count, 50), p99_us = percentile_us(samples, count, 99);
     char size[UNITS_TEXT_BYTES], throughput[UNITS_TEXT_BYTES];
     if (app->settings.is_json)
         json_print(json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f}", "event", "result", "op", op,
@@ -200,9 +207,9 @@ static enum shoal_status prepare(struct bench *bench, struct worker *workers, un
 
 static int run_bench(struct app *app, int count, char **arguments)
 {
-    static struct worker workers[THREADS_MAX];
     struct bench bench = {.app = app, .mutex = PTHREAD_MUTEX_INITIALIZER};
     unsigned threads = (unsigned)app->settings.threads;
+    struct worker *workers = calloc(threads, sizeof *workers);
     struct shoal_error error, clean_error;
     char pattern[80];
     int code = EXIT_CODE_OK;
@@ -210,8 +217,14 @@ static int run_bench(struct app *app, int count, char **arguments)
     (void)arguments;
     snprintf(bench.prefix, sizeof bench.prefix, "shoal-bench/%016" PRIx64 "/", random_id());
     snprintf(pattern, sizeof pattern, "%s*", bench.prefix);
-    if (app_open_kv(app, &error) != SHOAL_OK)
+    if (!workers) {
+        error_no_memory(&error);
+        return report_failure(app, &error, "%u threads", threads);
+    }
+    if (app_open_kv(app, &error) != SHOAL_OK) {
+        free(workers);
         return report_failure(app, &error, "cannot connect to %s", app_kv_peer(app));
+    }
     enum shoal_status status = prepare(&bench, workers, threads, &error);
     if (status == SHOAL_OK)
         status = run_workers(&bench, workers, threads, false, &error);
@@ -228,6 +241,7 @@ static int run_bench(struct app *app, int count, char **arguments)
         shoal_kv_free(app->kv, workers[i].buffer);
         free(workers[i].samples_us10);
     }
+    free(workers);
     return code;
 }
 

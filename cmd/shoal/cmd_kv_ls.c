@@ -209,9 +209,11 @@ static void print_clients(const json_t *clients)
         const json_t *tiers = json_object_get(client, "tiers");
         printf("\nclient %s\n", units_printable(text_of(client, "address"), address, sizeof address));
         json_array_foreach(tiers, j, tier)
+        {
             printf("  %-8s %10s of %10s used\n", text_of(tier, "type"),
                    units_format_size((uint64_t)json_integer_value(json_object_get(tier, "used_bytes")), used),
                    units_format_size((uint64_t)json_integer_value(json_object_get(tier, "capacity_bytes")), capacity));
+        }
         if (json_array_size(tiers) == 0)
             printf("  owns nothing\n");
     }
