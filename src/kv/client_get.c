@@ -274,7 +274,7 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
     struct kv_set *set = fetches->set;
     struct peer_address address = kv_peer_of(owner);
     struct call call = call_of(fetches, slots, count);
-    struct peer_read one, *reads = count > 1 ? calloc(count, sizeof *reads) : &one;
+    struct peer_read one = {.key = NULL}, *reads = count > 1 ? calloc(count, sizeof *reads) : &one;
     static char nothing; /* memory for values of 0 bytes */
     struct shoal_error error = {.status = SHOAL_OK};
 
@@ -393,7 +393,7 @@ static void look_up(struct fetches *fetches)
 static size_t ask_all(struct fetches *fetches)
 {
     struct shoal_kv *kv = fetches->set->kv;
-    struct kv_slot one, *slots = fetches->count > 1 ? calloc(fetches->count, sizeof *slots) : &one;
+    struct kv_slot one = {.owner = NULL}, *slots = fetches->count > 1 ? calloc(fetches->count, sizeof *slots) : &one;
     struct shoal_error error;
     size_t count = 0, pending = 0;
 

@@ -353,7 +353,7 @@ void kv_direct_put(struct kv_set *set, const struct kv_put_plan *plan)
 {
     struct puts puts = {.set = set, .plan = plan};
     struct session_replica preferred;
-    struct kv_slot one, *slots = set->count > 1 ? calloc(set->count, sizeof *slots) : &one;
+    struct kv_slot one = {.owner = NULL}, *slots = set->count > 1 ? calloc(set->count, sizeof *slots) : &one;
     struct shoal_error error;
     enum shoal_status status = slots ? SHOAL_OK : error_no_memory(&error);
     bool has_preferred = false;

@@ -199,7 +199,7 @@ static void f22_killed_and_started_again(void **state)
 {
     struct fixture *fixture = *state;
     struct master_client *owner = &fixture->a, *other = &fixture->b;
-    struct master_call *early;
+    struct master_call *early = NULL;
 
     begin(fixture, "60s");
     for (int life = 0; life < 3; life++) {
