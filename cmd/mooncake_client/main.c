@@ -20,12 +20,13 @@
 #include "kv/local_service.h"
 #include "signals.h"
 
-/* An attempt to join is given up and begun anew after this long: then the tiers are looked at again, too. */
-#define JOIN_TIMEOUT_MS 30000
-#define RETRY_MIN_MS 500
-#define RETRY_MAX_MS 5000
+/* An attempt to join ends after this long, each later one after twice as long: the first so that a master that does not
+ * answer is told soon, later ones leave time to announce what large disks hold. */
+#define JOIN_MIN_MS 2000
+#define JOIN_MAX_MS 600000
+#define RETRY_MS 500
 /* A client that was killed keeps its address at the master until its time is over (10 s unless set otherwise). */
-#define ADDRESS_ATTEMPTS 12
+#define ADDRESS_ATTEMPTS 60
 #define METRICS_MAX_BYTES (4u << 20)
 
 struct settings {
@@ -170,7 +171,7 @@ static enum shoal_status open_admin(struct client *client, struct shoal_error *e
     return SHOAL_OK;
 }
 
-static enum shoal_status join_once(struct client *client, struct shoal_error *error)
+static enum shoal_status join_once(struct client *client, int64_t timeout_ms, struct shoal_error *error)
 {
     const struct settings *settings = &client->settings;
     const char *metadata = settings->metadata_server;
@@ -185,7 +186,7 @@ static enum shoal_status join_once(struct client *client, struct shoal_error *er
         .tiers = settings->tiers,
         .rpc_threads = (unsigned)settings->rpc_thread_num,
     };
-    struct shoal_call call = {.struct_size = sizeof call, .timeout_ms = JOIN_TIMEOUT_MS, .cancel = client->cancel};
+    struct shoal_call call = {.struct_size = sizeof call, .timeout_ms = timeout_ms, .cancel = client->cancel};
     return shoal_kv_open(&config, &call, &client->kv, error);
 }
 
@@ -199,19 +200,19 @@ static bool is_worth_retrying(const struct shoal_error *error, unsigned *address
 
 static enum shoal_status join(struct client *client, struct shoal_error *error)
 {
-    int delay_ms = RETRY_MIN_MS;
+    int64_t timeout_ms = JOIN_MIN_MS;
     unsigned address_attempts = 0;
     for (;;) {
-        enum shoal_status status = join_once(client, error);
+        enum shoal_status status = join_once(client, timeout_ms, error);
         if (status == SHOAL_OK || !is_worth_retrying(error, &address_attempts))
             return status;
         daemon_say(SHOAL_LOG_WARN, "retry",
                    json_pack("{s:s, s:s}", "master", client->settings.master, "status", shoal_status_name(status)),
                    "cannot join through the master %s yet: %s; trying again, for as long as it takes",
                    client->settings.master, error->message);
-        if (signals_wait_ms(delay_ms))
+        if (signals_wait_ms(RETRY_MS))
             return error_set(error, SHOAL_CANCELED, 0, "interrupted");
-        delay_ms = delay_ms * 2 < RETRY_MAX_MS ? delay_ms * 2 : RETRY_MAX_MS;
+        timeout_ms = timeout_ms * 2 < JOIN_MAX_MS ? timeout_ms * 2 : JOIN_MAX_MS;
     }
 }
 
