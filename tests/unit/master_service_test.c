@@ -403,8 +403,8 @@ static void malformed_requests_are_refused(void **state)
     char **keys = calloc(5000, sizeof *keys);
     enum shoal_status status;
 
-    for (uint16_t method = REGISTER; method < STATUS; method++)
-        assert_int_equal(send_raw(fixture, method, cut, sizeof cut), SHOAL_PROTOCOL);
+    for (unsigned method = REGISTER; method < STATUS; method++)
+        assert_int_equal(send_raw(fixture, (uint16_t)method, cut, sizeof cut), SHOAL_PROTOCOL);
     memset(long_key, 'k', sizeof long_key - 1);
     long_key[sizeof long_key - 1] = '\0';
     assert_int_equal(master_client_lookup(&fixture->clients[0], "", NULL, NULL), SHOAL_INVALID_ARGUMENT);
