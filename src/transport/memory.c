@@ -9,8 +9,8 @@
 #include "base/map.h"
 #include "base/mutex.h"
 #include "base/random.h"
+#include "transport/location.h"
 
-#define LOCATION_MAX_BYTES 31
 #define ACCESS_ALL (SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE)
 
 struct memory_region {
@@ -19,7 +19,7 @@ struct memory_region {
     uint64_t pins;
     unsigned access;
     bool is_dying, is_faulty;
-    char location[LOCATION_MAX_BYTES + 1];
+    char location[LOCATION_TEXT_BYTES];
 };
 
 struct memory_table {
@@ -77,20 +77,13 @@ static size_t lower_bound(const struct memory_table *table, uint64_t addr)
     return low;
 }
 
-static enum shoal_status check_location(const char *location, struct shoal_error *error)
+static enum shoal_status check_location(const char *text, struct location *out, struct shoal_error *error)
 {
-    size_t len = strlen(location);
+    enum shoal_status status = location_parse(text, out, error);
 
-    if (strcmp(location, "*") == 0)
-        return SHOAL_OK;
-    if (len > 4 && len <= LOCATION_MAX_BYTES && strncmp(location, "cpu:", 4) == 0 &&
-        strspn(location + 4, "0123456789") == len - 4)
-        return SHOAL_OK;
-    if (len > 5 && len <= LOCATION_MAX_BYTES && strncmp(location, "cuda:", 5) == 0 &&
-        strspn(location + 5, "0123456789") == len - 5)
-        return error_set(error, SHOAL_UNSUPPORTED, 0, "location \"%s\": no driver for device memory here", location);
-    return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "location \"%.64s\" is neither \"cpu:N\", \"cuda:N\" nor \"*\"",
-                     location);
+    if (status == SHOAL_OK && out->kind == LOCATION_CUDA)
+        status = error_set(error, SHOAL_UNSUPPORTED, 0, "location \"%s\": no driver for device memory here", text);
+    return status;
 }
 
 static bool insert_at(struct memory_table *table, size_t index, struct memory_region *region)
@@ -126,13 +119,14 @@ enum shoal_status memory_register(struct memory_table *table, void *addr, uint64
     uint64_t start = (uint64_t)(uintptr_t)addr;
     enum shoal_status status = SHOAL_OK;
     struct memory_region *fresh = NULL, *found;
+    struct location where;
     size_t index;
 
     if (!location)
         location = "*";
     if (access & ~(unsigned)ACCESS_ALL)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "unknown access bits 0x%x", access & ~(unsigned)ACCESS_ALL);
-    status = check_location(location, error);
+    status = check_location(location, &where, error);
     if (status != SHOAL_OK)
         return status;
     if (len == 0) {
@@ -147,7 +141,7 @@ enum shoal_status memory_register(struct memory_table *table, void *addr, uint64
     if (!fresh)
         return error_no_memory(error);
     *fresh = (struct memory_region){.addr = start, .len = len, .refs = 1, .access = access};
-    memcpy(fresh->location, location, strlen(location) + 1);
+    location_format(&where, fresh->location);
 
     mutex_lock(&table->mutex);
     for (;;) {
