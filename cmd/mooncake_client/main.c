@@ -60,8 +60,9 @@ static const struct option_spec options[] = {
     {OPTION_TEXT, 0, "metadata_server", "URI", NULL, offsetof(struct settings, metadata_server),
      .help = "Where transfer engines meet: sqlite:PATH or etcd://HOST:PORT[,HOST:PORT...]. Default (also as "
              "P2PHANDSHAKE): a file of the user on this machine."},
-    {OPTION_TEXT, 0, "protocol", "tcp", NULL, offsetof(struct settings, protocol),
-     .help = "How bytes travel between clients. Default: tcp."},
+    {OPTION_TEXT, 0, "protocol", "NAME", NULL, offsetof(struct settings, protocol),
+     .help = "How bytes travel between clients: auto (on one machine without a network, else TCP), tcp, rdma or ucx. "
+             "Default: auto."},
     {OPTION_TEXT, 0, "cluster", "NAME", NULL, offsetof(struct settings, cluster),
      .help = "Clients and masters of different clusters refuse each other. Default: default."},
     {OPTION_UINT, 0, "http_port", "N", NULL, offsetof(struct settings, http_port), .min = 0, .max = 65535,
@@ -263,6 +264,16 @@ static int run(struct client *client)
     return code;
 }
 
+static bool is_protocol(const char *name)
+{
+    static const char *const names[] = {"auto", "tcp", "local", "rdma", "ucx"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
 /* What needs no other process to be found wrong. */
 static bool check(const struct settings *settings, int *exit_code_out)
 {
@@ -270,9 +281,9 @@ static bool check(const struct settings *settings, int *exit_code_out)
         *exit_code_out = daemon_usage_error(
             &program, "option --deployment_mode is \"%s\": there is only P2P, where each client owns its objects",
             settings->deployment_mode);
-    else if (strcmp(settings->protocol, "tcp") != 0)
-        *exit_code_out =
-            daemon_usage_error(&program, "option --protocol is \"%s\": there is only tcp", settings->protocol);
+    else if (!is_protocol(settings->protocol))
+        *exit_code_out = daemon_usage_error(
+            &program, "option --protocol is \"%s\": there is auto, tcp, local, rdma and ucx", settings->protocol);
     else if (settings->port && settings->port == settings->client_rpc_port)
         *exit_code_out = daemon_usage_error(&program, "--port and --client_rpc_port are both %u: they must differ",
                                             (unsigned)settings->port);
@@ -285,7 +296,7 @@ int main(int argc, char **argv)
 {
     struct client client = {.settings = {.master = "127.0.0.1:50051",
                                          .host = "127.0.0.1",
-                                         .protocol = "tcp",
+                                         .protocol = "auto",
                                          .deployment_mode = "P2P",
                                          .cluster = "default",
                                          .http_host = "127.0.0.1",

@@ -56,6 +56,15 @@ static const struct option_spec options_serving[] = {
     {OPTION_UINT, 0, "upload-slots", "N", "SHOAL_UPLOAD_SLOTS", offsetof(struct settings, upload_slots), .min = 1,
      .max = SHOAL_UPLOAD_SLOTS_MAX,
      .help = "Send to this many connections at a time, the others take turns. Default: 4."},
+    {OPTION_TEXT, 0, "protocol", "NAME", "SHOAL_PROTOCOL", offsetof(struct settings, protocol),
+     .help =
+         "How bytes travel: auto (on one machine without a network, else TCP; RDMA with a NIC priority matrix), tcp, "
+         "rdma or ucx. Default: auto."},
+    {OPTION_TEXT, 0, "nic-priority-matrix", "JSON|@FILE", "SHOAL_NIC_PRIORITY_MATRIX",
+     offsetof(struct settings, nic_priority_matrix),
+     .help =
+         "Which RDMA devices to use for memory at which place, and which in their stead; as JSON or a file with it. "
+         "Default: none, no RDMA."},
     {OPTION_END},
 };
 

@@ -56,6 +56,14 @@ struct shoal_engine_config {
     uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s;
     unsigned upload_slots; /* READs of more than 64 KiB are answered to this many connections at a time, 1..1024; others
                               take turns; 0: 4 */
+    /* Which transports are installed; the best one that reaches a peer is taken, and where it refuses the next:
+     *   NULL, "", "auto"  "local" for peers on this host, "tcp"; with a NIC priority matrix as "rdma"
+     *   "tcp"             TCP alone
+     *   "local"           as "auto" without a matrix
+     *   "rdma"            "local", RDMA, "tcp"; there must be an RDMA device
+     *   "ucx"             UCX with its own choice of what it runs over, "tcp" */
+    const char *protocol;
+    const char *nic_priority_matrix; /* JSON, for RDMA; NULL or "": none */
 };
 
 #define SHOAL_RATE_LIMIT_MIN (64ull << 10)
@@ -65,7 +73,8 @@ struct shoal_engine_config {
 /* Joins the cluster: binds the address, then claims the name in the metadata service under a lease.
  * engine_out is set on success only. Blocks; call may be NULL (default 10 s).
  * INVALID_ARGUMENT: malformed name or URI. ADDRESS: the host does not resolve or is not local. NAME_IN_USE: the port is
- * taken, or a live node owns the name (the message has its address). METADATA, TIMED_OUT, CANCELED, NO_MEMORY. */
+ * taken, or a live node owns the name (the message has its address). UNSUPPORTED: the protocol is not built in, or
+ * there is no device for it. METADATA, TIMED_OUT, CANCELED, NO_MEMORY. */
 SHOAL_API enum shoal_status shoal_engine_create(const struct shoal_engine_config *config, const struct shoal_call *call,
                                                 struct shoal_engine **engine_out, struct shoal_error *error);
 
@@ -76,8 +85,9 @@ SHOAL_API void shoal_engine_destroy(struct shoal_engine *engine);
 /* The server name with the real port, as peers use it. Lives as long as the engine. */
 SHOAL_API const char *shoal_engine_server_name(const struct shoal_engine *engine);
 
-/* Makes a transport available: "tcp" (installed by shoal_engine_create already: then OK), "rdma", "local". args is the
- * NIC priority matrix for "rdma", else NULL. INVALID_ARGUMENT: unknown name. UNSUPPORTED: not built in or no device. */
+/* Makes a transport available and prefers it to those before: "tcp", "local", "rdma", "ucx" (OK if it is there
+ * already). args is the NIC priority matrix for "rdma", else NULL. INVALID_ARGUMENT: unknown name. UNSUPPORTED: not
+ * built in or no device. */
 SHOAL_API enum shoal_status shoal_engine_install_transport(struct shoal_engine *engine, const char *name,
                                                            const char *args, struct shoal_error *error);
 

@@ -46,7 +46,7 @@ struct shoal_kv_config {
     const char *host;    /* address others reach this process at; NULL: "127.0.0.1". Copied */
     uint16_t client_rpc_port;   /* where this process serves others; 0: a free one */
     const char *metadata_uri;   /* of the engine; NULL: the embedded default. Copied */
-    const char *protocol;       /* "tcp"; NULL: "tcp". Copied */
+    const char *protocol;       /* as in struct shoal_engine_config; NULL: chosen. Copied */
     const char *tiers;          /* JSON, or path of a file with it (docs/kv.md); NULL: owns nothing. Copied */
     unsigned rpc_threads;       /* for requests that touch a disk; 0: 2 */
     uint64_t arena_bytes;       /* memory for shoal_kv_alloc; 0: 64 MiB */

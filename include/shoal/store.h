@@ -42,7 +42,7 @@ struct shoal_store_config {
     size_t struct_size;
     const char *metadata_uri;        /* as in struct shoal_engine_config */
     const char *server_name;         /* as in struct shoal_engine_config */
-    const char *nic_priority_matrix; /* NULL or "": TCP; else JSON for RDMA */
+    const char *nic_priority_matrix; /* NULL or "": none; else JSON, and RDMA is used */
     const char *cluster;             /* NULL: "default" */
     unsigned io_threads;             /* 0: chosen */
     unsigned digest_threads;         /* 0: number of CPUs, at most 16 */
@@ -52,6 +52,7 @@ struct shoal_store_config {
     /* As in struct shoal_engine_config. */
     uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s;
     unsigned upload_slots;
+    const char *protocol; /* as in struct shoal_engine_config; NULL: chosen */
 };
 
 /* Joins the cluster. Same errors as shoal_engine_create; UNSUPPORTED: RDMA asked for without a device. Default 10 s. */

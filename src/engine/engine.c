@@ -35,6 +35,38 @@ static enum shoal_status check_limit(const char *what, uint64_t bytes_per_s, str
                      (unsigned long long)bytes_per_s, SHOAL_RATE_LIMIT_MIN, SHOAL_RATE_LIMIT_MAX);
 }
 
+/* What each protocol installs, the least preferred first; the node's own host comes before any network. */
+static const struct protocol {
+    const char *name;
+    const char *transports[3];
+} protocols[] = {
+    {"auto", {"tcp"}},       {"tcp", {"tcp"}}, {"local", {"tcp", "local"}}, {"rdma", {"tcp", "rdma", "local"}},
+    {"ucx", {"tcp", "ucx"}},
+};
+
+static bool is_text(const char *text)
+{
+    return text && text[0];
+}
+
+static enum shoal_status check_protocol(struct shoal_engine_config *config, struct shoal_error *error)
+{
+    bool has_matrix = is_text(config->nic_priority_matrix);
+
+    if (!is_text(config->protocol) || strcmp(config->protocol, "auto") == 0)
+        config->protocol = has_matrix ? "rdma" : "auto";
+    for (size_t i = 0; i < sizeof protocols / sizeof protocols[0]; i++) {
+        if (strcmp(protocols[i].name, config->protocol) != 0)
+            continue;
+        if (has_matrix && strcmp(config->protocol, "rdma") != 0)
+            return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
+                             "engine config: a NIC priority matrix is for protocol rdma, not for %s", config->protocol);
+        return SHOAL_OK;
+    }
+    return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
+                     "engine config: unknown protocol '%.64s': there is auto, tcp, local, rdma, ucx", config->protocol);
+}
+
 static enum shoal_status check_config(const struct shoal_engine_config *public_config,
                                       struct shoal_engine_config *config, struct shoal_error *error)
 {
@@ -73,9 +105,10 @@ static enum shoal_status check_config(const struct shoal_engine_config *public_c
     if (config->upload_slots > SHOAL_UPLOAD_SLOTS_MAX)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine config: upload_slots is at most %d",
                          SHOAL_UPLOAD_SLOTS_MAX);
-    if (check_limit("upload", config->upload_limit_bytes_per_s, error) != SHOAL_OK)
+    if (check_limit("upload", config->upload_limit_bytes_per_s, error) != SHOAL_OK ||
+        check_limit("download", config->download_limit_bytes_per_s, error) != SHOAL_OK)
         return SHOAL_INVALID_ARGUMENT;
-    return check_limit("download", config->download_limit_bytes_per_s, error);
+    return check_protocol(config, error);
 }
 
 static unsigned default_io_threads(void)
@@ -164,7 +197,7 @@ static void unsupported_transport(const char *name, struct shoal_error *error)
         size_t used = strlen(list);
         snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", names[i]);
     }
-    if (strcmp(name, "rdma") == 0 || strcmp(name, "local") == 0)
+    if (strcmp(name, "rdma") == 0 || strcmp(name, "ucx") == 0 || strcmp(name, "local") == 0)
         error_set(error, SHOAL_UNSUPPORTED, 0, "transport '%s' is not built in (there is: %s)", name, list);
     else
         error_set(error, SHOAL_INVALID_ARGUMENT, 0, "unknown transport '%.64s' (there is: %s)", name, list);
@@ -215,9 +248,28 @@ enum shoal_status shoal_engine_install_transport(struct shoal_engine *engine, co
     mutex_lock(&engine->mutex);
     memmove(&engine->transports[1], &engine->transports[0], engine->transport_count * sizeof engine->transports[0]);
     engine->transports[0] = (struct engine_transport){ops, instance};
-    engine->transport_count++;
+    __atomic_store_n(&engine->transport_count, engine->transport_count + 1, __ATOMIC_RELEASE); /* pairs with path.c */
     mutex_unlock(&engine->mutex);
     return SHOAL_OK;
+}
+
+static enum shoal_status install_protocol(struct shoal_engine *engine, const struct shoal_engine_config *config,
+                                          struct shoal_error *error)
+{
+    const struct protocol *protocol = protocols;
+    enum shoal_status status = SHOAL_OK;
+
+    while (strcmp(protocol->name, config->protocol) != 0)
+        protocol++;
+    for (size_t i = 0; i < 3 && protocol->transports[i] && status == SHOAL_OK; i++) {
+        const char *name = protocol->transports[i];
+        const char *args = strcmp(name, "rdma") == 0 ? config->nic_priority_matrix : NULL;
+
+        status = shoal_engine_install_transport(engine, name, args, error);
+    }
+    if (status != SHOAL_OK)
+        error_prefix(error, "protocol %s", config->protocol);
+    return status;
 }
 
 enum shoal_status shoal_engine_create(const struct shoal_engine_config *public_config,
@@ -251,6 +303,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_config *public_c
     engine->upload_limit_bytes_per_s = config.upload_limit_bytes_per_s;
     engine->download_limit_bytes_per_s = config.download_limit_bytes_per_s;
     engine->upload_slots = config.upload_slots;
+    engine->path_retry_ms = ENGINE_PATH_RETRY_MS;
     engine->cluster = strdup(config.cluster);
     if (!engine->cluster) {
         status = error_no_memory(error);
@@ -273,7 +326,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_config *public_c
     if (status == SHOAL_OK)
         status = bind_endpoint(engine, &config, error);
     if (status == SHOAL_OK)
-        status = shoal_engine_install_transport(engine, "tcp", NULL, error);
+        status = install_protocol(engine, &config, error);
     if (status == SHOAL_OK)
         status = endpoint_start(engine->endpoint, engine->server_name, error);
     if (status == SHOAL_OK)

@@ -38,6 +38,34 @@ void engine_window_close(struct shoal_engine *engine, uint64_t key);
 enum shoal_status engine_segment_create(struct shoal_engine *engine, const char *server_name, const char *address,
                                         uint64_t instance, struct shoal_segment **segment_out,
                                         struct shoal_error *error);
+/* --- peers --- */
+
+#define ENGINE_PATHS_MAX 8
+#define ENGINE_PATH_TEXT_BYTES 192
+
+/* One transport as the way to one peer, best first. */
+struct engine_path_view {
+    const char *transport;             /* static */
+    const char *refusal;               /* static; in a word or two why it is not taken; NULL: usable, as far as known */
+    char text[ENGINE_PATH_TEXT_BYTES]; /* the same in a sentence; "" without refusal */
+    bool is_in_use;                    /* took the last request */
+    uint64_t requests, bytes;          /* that ended well */
+};
+struct engine_peer_view {
+    const char *name, *address;
+    uint64_t instance;
+    const char *transport; /* static; in use; NULL: there was no request yet */
+    unsigned path_count;
+    struct engine_path_view paths[ENGINE_PATHS_MAX];
+};
+/* Calls fn for every peer that a segment or a pending operation refers to, in order of their creation. fn runs on the
+ * calling thread and without locks; what it gets is valid during the call. Any thread. NO_MEMORY. */
+enum shoal_status engine_peers_visit(struct shoal_engine *engine,
+                                     void (*fn)(void *arg, const struct engine_peer_view *), void *arg);
+/* How long a transport that refused a peer is left alone (doubled with each refusal that follows, up to an hour);
+ * 60 s. For tests. Any thread. */
+void engine_set_path_retry_ms(struct shoal_engine *engine, int64_t retry_ms);
+
 /* Fails every pending operation of the segment's peer with CANCELED and closes its connections. Any thread. */
 void engine_segment_abort(struct shoal_segment *segment);
 

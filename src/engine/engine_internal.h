@@ -16,6 +16,10 @@
 #define ENGINE_TRANSPORTS_MAX 8
 #define ENGINE_UNREGISTER_GRACE_MS 500
 #define ENGINE_LEAVE_TIMEOUT_MS 2000
+#define ENGINE_PATH_RETRY_MS 60000
+#define ENGINE_PATH_RETRY_MAX_MS (60 * 60000)
+#define ENGINE_FALLBACK_KINDS_MAX 32
+#define ENGINE_METRIC_PEERS_MAX 64
 
 struct membership;
 
@@ -26,8 +30,13 @@ struct engine_transport {
 
 struct engine_counters { /* atomic, relaxed */
     uint64_t ops_submitted, ops_completed, ops_failed, ops_canceled;
-    uint64_t fallbacks; /* peers reached by a less preferred transport */
     uint64_t lease_losses, publish_failures, name_conflicts;
+};
+
+/* How often one transport was left for one reason. */
+struct engine_fallback {
+    const char *transport, *reason; /* static */
+    uint64_t count;
 };
 
 struct shoal_engine {
@@ -47,8 +56,10 @@ struct shoal_engine {
     struct mutex mutex;                                        /* RANK_ENGINE: guards what follows */
     struct cond changed;                                       /* active_ops or notify_running fell to 0 */
     struct engine_transport transports[ENGINE_TRANSPORTS_MAX]; /* last installed first; only grows, at the front */
-    unsigned transport_count;
-    struct list peers; /* struct engine_peer */
+    unsigned transport_count; /* atomic, so that paths are compared with it without the mutex */
+    struct list peers;        /* struct engine_peer */
+    struct engine_fallback fallbacks[ENGINE_FALLBACK_KINDS_MAX];
+    unsigned fallback_count;
     uint64_t active_ops;
     shoal_notify_fn notify_fn;
     void *notify_arg;
@@ -59,6 +70,19 @@ struct shoal_engine {
     struct list spare_xfers; /* struct engine_xfer, bounded */
     unsigned spare_xfer_count;
     bool is_closing;
+    int64_t path_retry_ms;
+};
+
+/* One installed transport as the way to one peer. */
+struct engine_path {
+    const struct transport_ops *ops;
+    struct transport *instance;    /* borrowed */
+    struct transport_peer *remote; /* owned; NULL until the first use */
+    const char *refusal;           /* static; why it is left alone; NULL: usable */
+    char refusal_text[ENGINE_PATH_TEXT_BYTES];
+    int64_t retry_ms;         /* with refusal: when one request may try it again */
+    unsigned refusals;        /* one after the other */
+    uint64_t requests, bytes; /* atomic, relaxed: that ended well */
 };
 
 /* A remote node; shared by segments and operations. */
@@ -70,9 +94,10 @@ struct engine_peer {
     char name[HELLO_NAME_MAX_BYTES + 1];
     char address[HOSTPORT_TEXT_BYTES];
     struct loop_task close_task;
-    /* loop 0 */
-    const struct transport_ops *ops;
-    struct transport_peer *remote; /* owned; NULL until the first use */
+    /* Loop 0 writes them under engine->mutex and reads them without. */
+    struct engine_path paths[ENGINE_TRANSPORTS_MAX]; /* preferred first */
+    unsigned path_count;
+    const char *in_use; /* transport of the last request; NULL: none yet */
 };
 
 struct shoal_segment {
@@ -88,8 +113,20 @@ static inline void engine_count(uint64_t *counter)
 /* segment.c */
 void engine_peer_ref(struct engine_peer *peer);
 void engine_peer_unref(struct engine_peer *peer);
-/* Chooses a transport if none is chosen yet. Loop 0. */
-enum shoal_status engine_peer_connect(struct engine_peer *peer, struct shoal_error *error);
+
+/* path.c; all on loop 0 */
+/* The best usable way to the peer that has all of caps, among those behind after (NULL: all). NULL: there is none, and
+ * error says why. The next call for the peer may move the path. */
+struct engine_path *engine_peer_path(struct engine_peer *peer, const struct transport_ops *after, unsigned caps,
+                                     struct shoal_error *error);
+struct engine_path *engine_peer_path_of(struct engine_peer *peer, const struct transport_ops *ops);
+/* A request was refused with UNSUPPORTED and goes another way. */
+void engine_path_refused(struct engine_peer *peer, const struct transport_ops *ops,
+                         const struct transport_request *request, const struct shoal_error *error);
+/* A request has ended otherwise; it moved bytes if is_ok. */
+void engine_path_worked(struct engine_peer *peer, const struct transport_ops *ops, bool is_ok, uint64_t bytes);
+void engine_peer_abort_paths(struct engine_peer *peer);
+void engine_peer_close_paths(struct engine_peer *peer);
 
 /* op.c */
 /* engine_submit in two steps, for many at once: prepare on any thread, start on loop 0 (done may run inside). */

@@ -14,6 +14,7 @@ enum op_state {
     OP_STARTED = 2,  /* a transport has it */
     OP_CANCELED = 3, /* still queued, but unwanted */
     OP_ENDING = 4,   /* outcome is known, its task is on its way */
+    OP_STOPPING = 5, /* a transport has it and was asked to end it */
 };
 
 /* What private_data holds. */
@@ -22,7 +23,8 @@ enum op_private { OP_PEER, OP_XFER };
 /* The transport's part of an operation; only an operation that a transport has needs one. */
 struct engine_xfer {
     struct transport_request request;
-    struct list_node node; /* in spare_xfers */
+    const struct transport_ops *ops; /* who has it */
+    struct list_node node;           /* in spare_xfers */
 };
 
 static struct engine_peer *op_peer(const struct engine_op *op)
@@ -89,11 +91,49 @@ void engine_release_spares(struct shoal_engine *engine)
     engine->spare_xfer_count = 0;
 }
 
+static void xfer_done(struct transport_request *request, enum shoal_status status, const struct shoal_error *error);
+
+/* Gives the operation to the best transport behind after (NULL: of all). NULL: none takes it, and error says why. */
+static struct engine_path *xfer_start(struct engine_op *op, struct engine_xfer *xfer, const struct transport_ops *after,
+                                      struct shoal_error *error);
+
+static bool is_unwanted(const struct engine_op *op)
+{
+    const struct shoal_engine *engine = op_peer(op)->engine;
+
+    return op->state == OP_CANCELED || op->state == OP_STOPPING || engine->is_closing ||
+           memory_is_dying(engine->memory, op->local_region);
+}
+
+/* The transport cannot carry it: another may. */
+static bool xfer_goes_on(struct engine_op *op, struct engine_xfer *xfer, const struct shoal_error *error)
+{
+    const struct transport_request refused = xfer->request;
+    const struct transport_ops *refuser = xfer->ops;
+    struct engine_peer *peer = op_peer(op);
+    struct shoal_error why;
+
+    assert(refused.transferred_bytes == 0);
+    if (!xfer_start(op, xfer, refuser, &why))
+        return false;
+    engine_path_refused(peer, refuser, &refused, error);
+    return true;
+}
+
 static void xfer_done(struct transport_request *request, enum shoal_status status, const struct shoal_error *error)
 {
     struct engine_xfer *xfer = container_of(request, struct engine_xfer, request);
     struct engine_op *op = request->arg;
 
+    if (status == SHOAL_UNSUPPORTED && is_unwanted(op)) {
+        status = SHOAL_CANCELED;
+        error = NULL;
+    } else if (status == SHOAL_UNSUPPORTED) {
+        if (xfer_goes_on(op, xfer, error))
+            return;
+    } else {
+        engine_path_worked(op_peer(op), xfer->ops, status == SHOAL_OK, request->len_bytes);
+    }
     list_remove(&op->node);
     op->transferred_bytes = request->transferred_bytes;
     xfer_free(op_peer(op)->engine, xfer);
@@ -107,32 +147,13 @@ static void xfer_arrived(struct transport_request *request, uint64_t offset_byte
     op->arrived(op, offset_bytes, len_bytes);
 }
 
-/* Hands the operation to a transport; not OK: op->error may be set. */
-static enum shoal_status op_start(struct engine_op *op)
+static struct engine_path *xfer_start(struct engine_op *op, struct engine_xfer *xfer, const struct transport_ops *after,
+                                      struct shoal_error *error)
 {
+    unsigned caps = op->op == SHOAL_OP_READ ? TRANSPORT_CAP_READ : TRANSPORT_CAP_WRITE;
     struct engine_peer *peer = op_peer(op);
-    struct shoal_engine *engine = peer->engine;
-    struct engine_xfer *xfer;
-    struct shoal_error error;
-    struct list_node *node;
-    enum shoal_status status;
+    struct engine_path *path;
 
-    if (op->status != SHOAL_OK)
-        return op->status;
-    if (op->state == OP_CANCELED || engine->is_closing || memory_is_dying(engine->memory, op->local_region))
-        return SHOAL_CANCELED;
-    status = engine_peer_connect(peer, &error);
-    if (status != SHOAL_OK) {
-        op_set_error(op, status, error.message);
-        return status;
-    }
-    node = list_pop_front(&engine->spare_xfers);
-    if (node)
-        engine->spare_xfer_count--;
-    xfer = node ? container_of(node, struct engine_xfer, node) : malloc(sizeof *xfer);
-    if (!xfer)
-        return SHOAL_NO_MEMORY;
-    memset(xfer, 0, sizeof *xfer);
     xfer->request = (struct transport_request){.op = op->op,
                                                .local = op->local,
                                                .remote_addr = op->remote_addr,
@@ -141,10 +162,45 @@ static enum shoal_status op_start(struct engine_op *op)
                                                .done = xfer_done,
                                                .arrived = op->arrived ? xfer_arrived : NULL,
                                                .arg = op};
+    do {
+        path = engine_peer_path(peer, after, caps, error);
+        if (!path)
+            return NULL;
+        after = path->ops;
+    } while (!path->ops->accepts(path->remote, &xfer->request));
+    xfer->ops = path->ops;
+    path->ops->submit(path->remote, &xfer->request);
+    return path;
+}
+
+/* Hands the operation to a transport; not OK: op->error may be set. */
+static enum shoal_status op_start(struct engine_op *op)
+{
+    struct engine_peer *peer = op_peer(op);
+    struct shoal_engine *engine = peer->engine;
+    struct engine_xfer *xfer;
+    struct shoal_error error;
+    struct list_node *node;
+
+    if (op->status != SHOAL_OK)
+        return op->status;
+    if (is_unwanted(op))
+        return SHOAL_CANCELED;
+    node = list_pop_front(&engine->spare_xfers);
+    if (node)
+        engine->spare_xfer_count--;
+    xfer = node ? container_of(node, struct engine_xfer, node) : malloc(sizeof *xfer);
+    if (!xfer)
+        return SHOAL_NO_MEMORY;
+    memset(xfer, 0, sizeof *xfer);
+    if (!xfer_start(op, xfer, NULL, &error)) {
+        xfer_free(engine, xfer);
+        op_set_error(op, error.status, error.message);
+        return error.status;
+    }
     op->private_data[OP_XFER] = xfer;
     op->state = OP_STARTED;
     list_push_back(&engine->started, &op->node);
-    peer->ops->submit(peer->remote, &xfer->request);
     return SHOAL_OK;
 }
 
@@ -215,8 +271,10 @@ void engine_op_cancel(struct shoal_engine *engine, struct engine_op *op)
     (void)engine;
     if (op->state == OP_QUEUED)
         op->state = OP_CANCELED;
-    else if (op->state == OP_STARTED)
-        op_peer(op)->ops->cancel(op_peer(op)->remote, &xfer->request);
+    else if (op->state == OP_STARTED) {
+        op->state = OP_STOPPING;
+        xfer->ops->cancel(engine_peer_path_of(op_peer(op), xfer->ops)->remote, &xfer->request);
+    }
 }
 
 void engine_cancel_local(struct shoal_engine *engine, const struct memory_region *region)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Peers and the segments that name them; notifications. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +27,7 @@ static void peer_free(void *arg)
 {
     struct engine_peer *peer = arg;
 
-    if (peer->remote)
-        peer->ops->peer_close(peer->remote);
+    engine_peer_close_paths(peer);
     free(peer);
 }
 
@@ -49,43 +47,6 @@ void engine_peer_unref(struct engine_peer *peer)
         peer_free(peer);
     else
         loop_post(engine->loops[0], &peer->close_task, peer_free, peer);
-}
-
-enum shoal_status engine_peer_connect(struct engine_peer *peer, struct shoal_error *error)
-{
-    struct shoal_engine *engine = peer->engine;
-    struct engine_transport transports[ENGINE_TRANSPORTS_MAX];
-    enum shoal_status status = SHOAL_UNREACHABLE;
-    unsigned count;
-    bool is_fallback = false;
-
-    assert(loop_is_current(engine->loops[0]));
-    if (peer->remote)
-        return SHOAL_OK;
-    mutex_lock(&engine->mutex);
-    count = engine->transport_count;
-    memcpy(transports, engine->transports, count * sizeof transports[0]);
-    mutex_unlock(&engine->mutex);
-    error_set(error, status, 0, "no installed transport reaches '%s' (%s)", peer->name, peer->address);
-    for (unsigned i = 0; i < count; i++) {
-        const struct transport_ops *ops = transports[i].ops;
-
-        if (!ops->is_reachable(transports[i].instance, peer->address, peer->instance))
-            continue;
-        status =
-            ops->peer_open(transports[i].instance, peer->name, peer->address, peer->instance, &peer->remote, error);
-        if (status == SHOAL_OK) {
-            peer->ops = ops;
-            if (is_fallback) {
-                engine_count(&engine->counters.fallbacks);
-                LOG_WARN("fell back to transport '%s' for '%s'", ops->name, peer->name);
-            }
-            return SHOAL_OK;
-        }
-        is_fallback = true;
-        LOG_WARN("transport '%s' cannot reach '%s': %s", ops->name, peer->name, error ? error->message : "");
-    }
-    return status;
 }
 
 /* Finds or makes the peer and takes a reference. */
@@ -191,10 +152,7 @@ void shoal_segment_close(struct shoal_segment *segment)
 
 static void abort_on_loop(void *arg)
 {
-    struct engine_peer *peer = arg;
-
-    if (peer->remote)
-        peer->ops->peer_abort(peer->remote);
+    engine_peer_abort_paths(arg);
 }
 
 void engine_segment_abort(struct shoal_segment *segment)
@@ -267,15 +225,22 @@ static void notify_on_loop(void *arg)
 {
     struct notify_wait *wait = arg;
     struct engine_peer *peer = wait->peer;
+    const struct transport_ops *after = NULL;
+    enum shoal_status status = SHOAL_UNSUPPORTED;
+    struct engine_path *path;
     struct shoal_error error;
-    enum shoal_status status;
 
     if (peer->engine->is_closing)
         status = error_set(&error, SHOAL_CLOSED, 0, "engine is being destroyed");
-    else
-        status = engine_peer_connect(peer, &error);
-    if (status == SHOAL_OK)
-        status = peer->ops->notify(peer->remote, wait->name, wait->text, wait->len, notify_done, wait, &error);
+    while (status == SHOAL_UNSUPPORTED) {
+        path = engine_peer_path(peer, after, TRANSPORT_CAP_NOTIFY, &error);
+        if (!path) {
+            status = error.status;
+            break;
+        }
+        status = path->ops->notify(path->remote, wait->name, wait->text, wait->len, notify_done, wait, &error);
+        after = path->ops;
+    }
     if (status != SHOAL_OK)
         notify_done(wait, status, &error);
 }

@@ -114,7 +114,8 @@ static enum shoal_status open_engine(struct shoal_kv *kv, const struct shoal_kv_
                                                    : left_ms                          ? left_ms
                                                                                       : 1,
                                      .cancel = call->cancel};
-    struct shoal_engine_config engine_config = {.struct_size = sizeof engine_config, .cluster = config->cluster};
+    struct shoal_engine_config engine_config = {
+        .struct_size = sizeof engine_config, .cluster = config->cluster, .protocol = config->protocol};
     char name[HOSTPORT_TEXT_BYTES], *default_uri = NULL;
     struct hostport host;
     enum shoal_status status = hostport_parse(&host, config->host ? config->host : "127.0.0.1", error);
@@ -138,8 +139,6 @@ static enum shoal_status open_engine(struct shoal_kv *kv, const struct shoal_kv_
     }
     status = shoal_engine_create(&engine_config, &engine_call, &kv->engine, error);
     free(default_uri);
-    if (!status && config->protocol)
-        status = shoal_engine_install_transport(kv->engine, config->protocol, NULL, error);
     return status;
 }
 

@@ -111,12 +111,12 @@ static enum shoal_status create(struct shoal_store *store, const struct shoal_st
         .upload_limit_bytes_per_s = config->upload_limit_bytes_per_s,
         .download_limit_bytes_per_s = config->download_limit_bytes_per_s,
         .upload_slots = config->upload_slots,
+        .protocol = config->protocol,
+        .nic_priority_matrix = config->nic_priority_matrix,
     };
     const struct membership_listener listener = {.publish = publish_all, .arg = store};
     enum shoal_status status = shoal_engine_create(&engine_config, &engine_call, &store->engine, error);
 
-    if (!status && config->nic_priority_matrix && *config->nic_priority_matrix)
-        status = shoal_engine_install_transport(store->engine, "rdma", config->nic_priority_matrix, error);
     if (!status)
         status = rpc_create(engine_loop(store->engine), engine_endpoint(store->engine), &store->rpc, error);
     if (!status)

@@ -175,6 +175,8 @@ static void request_end(struct fault_request *request, enum shoal_status status,
     struct fault_peer *peer = request->peer;
 
     outer->transferred_bytes = request->inner.transferred_bytes;
+    outer->refusal = request->inner.refusal;
+    outer->is_refused_once = request->inner.is_refused_once;
     loop_timer_release(&request->timer);
     request->state = REQUEST_ENDING;
     outer->done(outer, status, error); /* may close the peer, which lives as long as it has requests */
@@ -257,6 +259,13 @@ static void drop_peer(struct fault_peer *peer)
         request->rule.kind = FAULT_DROP;
     }
     peer->fault->inner_ops->peer_abort(peer->inner);
+}
+
+static bool fault_accepts(struct transport_peer *base, const struct transport_request *request)
+{
+    struct fault_peer *peer = peer_of(base);
+
+    return peer->fault->inner_ops->accepts(peer->inner, request);
 }
 
 static void fault_submit(struct transport_peer *base, struct transport_request *outer)
@@ -467,6 +476,7 @@ const struct transport_ops transport_fault_ops = {
     .is_reachable = fault_is_reachable,
     .peer_open = fault_peer_open,
     .peer_close = fault_peer_close,
+    .accepts = fault_accepts,
     .submit = fault_submit,
     .cancel = fault_cancel,
     .peer_abort = fault_peer_abort,

@@ -20,6 +20,13 @@ static void cancel_nothing(struct transport_peer *peer, struct transport_request
     (void)request;
 }
 
+static bool accept_all(struct transport_peer *peer, const struct transport_request *request)
+{
+    (void)peer;
+    (void)request;
+    return true;
+}
+
 static bool is_always_reachable(struct transport *transport, const char *address, uint64_t instance)
 {
     (void)transport;
@@ -78,6 +85,8 @@ static enum shoal_status add_locked(const struct transport_ops *ops, struct shoa
         return error_set(error, SHOAL_LIMIT, 0, "more than %d transports", TRANSPORTS_MAX);
     if (!filled.cancel)
         filled.cancel = cancel_nothing;
+    if (!filled.accepts)
+        filled.accepts = accept_all;
     if (!filled.is_reachable)
         filled.is_reachable = is_always_reachable;
     if (!filled.notify)

@@ -31,7 +31,11 @@ struct transport;      /* one instance per engine */
 struct transport_peer; /* one remote node */
 
 /* One transfer; embedded in the engine's operation. done runs exactly once on loop 0, never from inside submit or
- * cancel. When it runs, no thread touches local any more. */
+ * cancel. When it runs, no thread touches local any more.
+ *
+ * A transport that cannot carry a request ends it with UNSUPPORTED, but only before any byte of it has moved and before
+ * arrived was called: the engine then gives it to the next transport of the peer, and leaves this one alone for that
+ * peer for a while. refusal says why, in a word or two that a metric's label can hold. */
 struct transport_request {
     enum shoal_op op;
     void *local;
@@ -43,6 +47,9 @@ struct transport_request {
     void (*arrived)(struct transport_request *request, uint64_t offset_bytes, uint64_t len_bytes);
     void *arg;
     uint64_t transferred_bytes;
+    /* With UNSUPPORTED, set before done. */
+    const char *refusal;  /* static text; NULL: "unsupported" */
+    bool is_refused_once; /* only this request cannot go this way; others may */
     /* private to the transport until done */
     struct list_node node;
     struct loop_task task;
@@ -76,18 +83,22 @@ struct transport_ops {
     enum shoal_status (*create)(const struct transport_env *env, struct transport **out, struct shoal_error *error);
     /* Ends everything: all requests are done, all peers gone when it returns. Not on a loop thread. */
     void (*destroy)(struct transport *transport);
-    /* Whether this transport reaches the peer; cheap. */
+    /* Whether this transport reaches the peer; cheap. The form for what is known at once (another host, say); what only
+     * an exchange with the peer tells ends requests with UNSUPPORTED. */
     bool (*is_reachable)(struct transport *transport, const char *address, uint64_t instance);
     /* Never blocks and connects lazily. */
     enum shoal_status (*peer_open)(struct transport *transport, const char *name, const char *address,
                                    uint64_t instance, struct transport_peer **out, struct shoal_error *error);
     /* Its requests end with CANCELED, soon. */
     void (*peer_close)(struct transport_peer *peer);
+    /* Whether this request may go this way; cheap, without side effects. false: the engine takes the next transport,
+     * and that is no failure. Optional. */
+    bool (*accepts)(struct transport_peer *peer, const struct transport_request *request);
     void (*submit)(struct transport_peer *peer, struct transport_request *request);
     void (*cancel)(struct transport_peer *peer, struct transport_request *request);
     /* Ends every request of the peer with CANCELED and drops its connections; the peer stays usable. */
     void (*peer_abort)(struct transport_peer *peer);
-    /* fn as in done. */
+    /* fn as in done. UNSUPPORTED at once: the next transport is asked. */
     enum shoal_status (*notify)(struct transport_peer *peer, const char *name, const void *message, size_t len,
                                 void (*fn)(void *arg, enum shoal_status status, const struct shoal_error *error),
                                 void *arg, struct shoal_error *error);

@@ -445,7 +445,7 @@ class Usage(KvTest):
     def test_wrong_options(self):
         for text, arguments in (("unknown", ["--frob"]), ("needs an argument", ["--port"]), ("from 0 to 65535", ["--port", "65536"]),
                                 ("from 0 to 65535", ["--client-rpc-port", "x"]), ("from 1 to 64", ["--rpc_thread_num", "0"]),
-                                ("only P2P", ["--deployment_mode", "centralized"]), ("only tcp", ["--protocol", "rdma"]),
+                                ("only P2P", ["--deployment_mode", "centralized"]), ("there is auto", ["--protocol", "pigeon"]),
                                 ("must differ", ["--port", "5000", "--client_rpc_port", "5000"]),
                                 ("no arguments", ["word"]), ("not be empty", ["--cluster", ""]),
                                 ("cannot read", ["--config_path", self.dir / "missing.json"])):
