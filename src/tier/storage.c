@@ -26,7 +26,7 @@
 #include "tier/tier_ops.h"
 
 #define LOG_MODULE "tier"
-#define IO_MAX 16u /* operations at the same time; more of them wait. Each may have 2 MiB of buffers. */
+#define IO_MAX 16u /* operations at the same time; more of them wait. Each may have 3 MiB of buffers. */
 
 static_assert(TIER_STAGING_BYTES % STORAGE_CHUNK_BYTES == 0, "a write begins with a chunk");
 
@@ -432,78 +432,115 @@ static uint64_t disk_offset(const struct transfer *transfer, const struct part *
     return transfer->space->offset_bytes + (uint64_t)part->chunk * STORAGE_CHUNK_BYTES;
 }
 
-static void start_write(const struct transfer *transfer, struct storage_io *io, unsigned slot, const struct part *part)
-{
-    uint8_t *from = part->wanted;
+/* What is under way for one transfer. */
+struct run {
+    const struct transfer *transfer;
+    struct storage_io *io;
+    bool is_write;
+    size_t next, end;     /* chunks that are not begun */
+    size_t next_digested; /* a write: of the chunks before next, those from here on have no digest yet */
+    struct part parts[STORAGE_IO_SLOTS];
+    unsigned free_slots[STORAGE_IO_SLOTS], free_count;
+    unsigned read_slots[STORAGE_IO_SLOTS], read_count; /* a read: the disk is done, the digest is to be checked */
+};
 
-    if (!part->is_in_place) {
-        from = storage_io_buffer(io, slot);
-        memcpy(from, part->wanted, part->wanted_bytes);
-        memset(from + part->wanted_bytes, 0, part->disk_bytes - part->wanted_bytes);
+static void begin_chunk(struct run *run)
+{
+    unsigned slot = run->free_slots[--run->free_count];
+    struct part *part = &run->parts[slot];
+
+    *part = part_of(run->transfer, run->next++);
+    uint8_t *memory = part->is_in_place ? part->wanted : storage_io_buffer(run->io, slot);
+    if (run->is_write && !part->is_in_place) {
+        memcpy(memory, part->wanted, part->wanted_bytes);
+        memset(memory + part->wanted_bytes, 0, part->disk_bytes - part->wanted_bytes);
     }
-    storage_io_start(io, slot, true, from, part->disk_bytes, disk_offset(transfer, part));
-    /* While the disk works. */
-    transfer->space->digests[part->chunk] = digest_of(part->wanted, part->wanted_bytes);
-}
-
-static void start_read(const struct transfer *transfer, struct storage_io *io, unsigned slot, const struct part *part)
-{
-    uint8_t *to = part->is_in_place ? part->wanted : storage_io_buffer(io, slot);
-    storage_io_start(io, slot, false, to, part->disk_bytes, disk_offset(transfer, part));
+    storage_io_start(run->io, slot, run->is_write, memory, part->disk_bytes, disk_offset(run->transfer, part));
 }
 
 /* false: the digest is wrong. */
-static bool end_read(const struct transfer *transfer, struct storage_io *io, unsigned slot, const struct part *part)
+static bool end_read(const struct run *run, unsigned slot)
 {
-    const uint8_t *from = part->is_in_place ? part->wanted : storage_io_buffer(io, slot);
+    const struct part *part = &run->parts[slot];
+    const uint8_t *from = part->is_in_place ? part->wanted : storage_io_buffer(run->io, slot);
     struct digest digest = digest_of(from, part->chunk_bytes);
 
-    if (!digest_is_equal(&digest, &transfer->space->digests[part->chunk]))
+    if (!digest_is_equal(&digest, &run->transfer->space->digests[part->chunk]))
         return false;
     if (!part->is_in_place)
         memcpy(part->wanted, from + part->skip_bytes, part->wanted_bytes);
     return true;
 }
 
-/* len_bytes is not 0. After the first failure nothing is begun any more, and what is under way is waited for: the disk
- * must be done with the caller's memory. */
-static enum shoal_status run(const struct transfer *transfer, bool is_write, struct shoal_error *error)
+static bool has_digest_to_do(const struct run *run)
+{
+    return run->is_write ? run->next_digested < run->next : run->read_count > 0;
+}
+
+/* Of one chunk. CORRUPTED. */
+static enum shoal_status digest_one(struct run *run, struct shoal_error *error)
+{
+    const struct transfer *transfer = run->transfer;
+    const struct storage *storage = transfer->storage;
+
+    if (run->is_write) {
+        struct part part = part_of(transfer, run->next_digested++);
+        transfer->space->digests[part.chunk] = digest_of(part.wanted, part.wanted_bytes);
+        return SHOAL_OK;
+    }
+    unsigned slot = run->read_slots[--run->read_count];
+    run->free_slots[run->free_count++] = slot;
+    if (end_read(run, slot))
+        return SHOAL_OK;
+    return error_set(error, SHOAL_CORRUPTED, 0,
+                     "tier %u (STORAGE): %.200s: the checksum of what the disk returned is wrong (offset %" PRIu64
+                     " of the data file)",
+                     storage->index_in_config, storage->directory, disk_offset(transfer, &run->parts[slot]));
+}
+
+/* len_bytes is not 0. The disk always has as much to do as it may have; digests are computed meanwhile. After the first
+ * failure nothing is begun any more, and what is under way is waited for: the disk must be done with the caller's
+ * memory. */
+static enum shoal_status run_transfer(const struct transfer *transfer, bool is_write, struct shoal_error *error)
 {
     struct storage *storage = transfer->storage;
-    size_t next = (size_t)(transfer->offset_bytes / STORAGE_CHUNK_BYTES);
-    size_t end = chunk_count(transfer->offset_bytes + transfer->len_bytes);
-    struct part parts[STORAGE_IO_DEPTH];
     struct idle_io *taken = io_take(storage);
     enum shoal_status status = SHOAL_OK;
 
     if (!taken)
         return error_no_memory(error);
-    unsigned free_slots[STORAGE_IO_DEPTH], free_count = STORAGE_IO_DEPTH;
-    for (unsigned i = 0; i < STORAGE_IO_DEPTH; i++)
-        free_slots[i] = i;
+    struct run run = {.transfer = transfer,
+                      .io = taken->io,
+                      .is_write = is_write,
+                      .next = (size_t)(transfer->offset_bytes / STORAGE_CHUNK_BYTES),
+                      .end = chunk_count(transfer->offset_bytes + transfer->len_bytes)};
+    run.next_digested = run.next;
+    for (unsigned i = 0; i < STORAGE_IO_SLOTS; i++)
+        run.free_slots[run.free_count++] = i;
     for (;;) {
-        while (status == SHOAL_OK && next < end && free_count > 0) {
-            unsigned slot = free_slots[--free_count];
-            parts[slot] = part_of(transfer, next++);
-            if (is_write)
-                start_write(transfer, taken->io, slot, &parts[slot]);
-            else
-                start_read(transfer, taken->io, slot, &parts[slot]);
-        }
-        if (storage_io_in_flight(taken->io) == 0)
-            break;
-        int failed;
-        unsigned slot = storage_io_finish(taken->io, &failed);
-        free_slots[free_count++] = slot;
-        if (status != SHOAL_OK)
+        while (status == SHOAL_OK && run.next < run.end && run.free_count > 0 &&
+               storage_io_in_flight(run.io) < STORAGE_IO_DEPTH)
+            begin_chunk(&run);
+        storage_io_submit(run.io);
+        if (status == SHOAL_OK && has_digest_to_do(&run))
+            status = digest_one(&run, error);
+        bool is_idle = status != SHOAL_OK || !has_digest_to_do(&run);
+        if (storage_io_in_flight(run.io) == 0) {
+            if (is_idle && (status != SHOAL_OK || run.next == run.end))
+                break;
             continue;
-        if (failed)
+        }
+        /* The disk is waited for only with nothing else to do. */
+        int failed;
+        unsigned slot = storage_io_finish(run.io, is_idle, &failed);
+        if (slot == STORAGE_IO_SLOTS)
+            continue;
+        if (status == SHOAL_OK && failed)
             status = fail(storage, failed, is_write ? "cannot write" : "cannot read", error);
-        else if (!is_write && !end_read(transfer, taken->io, slot, &parts[slot]))
-            status = error_set(error, SHOAL_CORRUPTED, 0,
-                               "tier %u (STORAGE): %.200s: the checksum of what the disk returned is wrong (offset"
-                               " %" PRIu64 " of the data file)",
-                               storage->index_in_config, storage->directory, disk_offset(transfer, &parts[slot]));
+        if (!is_write && status == SHOAL_OK)
+            run.read_slots[run.read_count++] = slot;
+        else
+            run.free_slots[run.free_count++] = slot;
     }
     io_give(storage, taken);
     return status;
@@ -529,7 +566,7 @@ static enum shoal_status storage_write(struct tier *tier, struct tier_space *bas
     if (offset_bytes == 0 && storage_index_has_doomed(storage->index))
         status = storage_index_sweep(storage->index, error);
     if (status == SHOAL_OK)
-        status = run(&transfer, true, error);
+        status = run_transfer(&transfer, true, error);
     if (status == SHOAL_OK)
         space->written_bytes += len_bytes;
     return status;
@@ -552,7 +589,7 @@ static enum shoal_status storage_read(struct tier *tier, struct tier_space *base
 {
     const struct transfer transfer = {storage_of(tier), space_of(base), offset_bytes, out, len_bytes};
 
-    return len_bytes ? run(&transfer, false, error) : SHOAL_OK;
+    return len_bytes ? run_transfer(&transfer, false, error) : SHOAL_OK;
 }
 
 /* --- index -----------------------------------------------------------------------------------------------------------

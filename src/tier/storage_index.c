@@ -54,6 +54,7 @@ struct storage_index {
     sqlite3 *checkpoint_db;
     atomic_int wal_pages;
     struct mutex doomed_mutex; /* RANK_TIER_SPACE */
+    struct list waiting;       /* struct addition, of threads that wait for mutex or have it */
     struct list doomed;
     /* Also those that a running sweep has taken: 0 only after they are gone from the file. */
     atomic_size_t doomed_count;
@@ -77,7 +78,7 @@ static enum shoal_status fail(struct storage_index *index, sqlite3 *db, int rc, 
         break;
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-        advice = "; without the file (and its -wal and -shm) the tier starts empty";
+        advice = "; without the file (and its -wal) the tier starts empty";
         break;
     default:
         break;
@@ -137,7 +138,9 @@ static int on_commit(void *arg, sqlite3 *db, const char *name, int pages)
 static int open_db(const char *path, sqlite3 **db_out)
 {
     static const char pragmas[] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA trusted_schema=OFF";
-    int rc = sqlite3_open_v2(path, db_out, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
+    /* Of this process alone: no system calls for locks, no shared memory between processes. */
+    int rc =
+        sqlite3_open_v2(path, db_out, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, "unix-excl");
 
     if (rc != SQLITE_OK)
         return rc;
@@ -156,6 +159,7 @@ enum shoal_status storage_index_open(const char *path, struct storage_index **in
     mutex_init(&index->mutex, RANK_TIER);
     mutex_init(&index->checkpoint_mutex, RANK_TIER);
     mutex_init(&index->doomed_mutex, RANK_TIER_SPACE);
+    list_init(&index->waiting);
     list_init(&index->doomed);
     index->path = strdup(path);
     if (!index->path) {
@@ -292,16 +296,42 @@ static void move_all(struct list *from, struct list *to)
         list_push_back(to, node);
 }
 
-/* One transaction: what is doomed goes, then entry (may be NULL) comes. */
-static enum shoal_status change(struct storage_index *index, const struct storage_entry *entry,
-                                struct shoal_error *error)
+/* An entry that waits to be added, on its caller's stack. */
+struct addition {
+    struct list_node node; /* doomed_mutex */
+    const struct storage_entry *entry;
+    bool is_done; /* mutex; what follows, too */
+    enum shoal_status status;
+    struct shoal_error *error;
+};
+
+static int add(struct storage_index *index, const struct storage_entry *entry)
+{
+    sqlite3_stmt *statement = index->statements[SQL_ADD];
+    int rc = SQLITE_OK;
+
+    sqlite3_bind_int64(statement, 1, entry->block);
+    sqlite3_bind_blob64(statement, 2, entry->key, entry->key_len, SQLITE_STATIC);
+    sqlite3_bind_int64(statement, 3, (sqlite3_int64)entry->object_id);
+    sqlite3_bind_int64(statement, 4, (sqlite3_int64)entry->len_bytes);
+    if (entry->digests_len)
+        rc = sqlite3_bind_blob64(statement, 5, entry->digests, entry->digests_len, SQLITE_STATIC);
+    else
+        sqlite3_bind_zeroblob(statement, 5, 0);
+    if (rc == SQLITE_OK)
+        return run(index, SQL_ADD);
+    sqlite3_clear_bindings(statement);
+    return rc;
+}
+
+/* One transaction: what is doomed goes, then the additions come. Under mutex. */
+static enum shoal_status change(struct storage_index *index, const struct list *additions, struct shoal_error *error)
 {
     enum shoal_status status = SHOAL_OK;
     struct list going;
     size_t gone = 0;
 
     list_init(&going);
-    mutex_lock(&index->mutex);
     mutex_lock(&index->doomed_mutex);
     move_all(&index->doomed, &going);
     mutex_unlock(&index->doomed_mutex);
@@ -312,20 +342,10 @@ static enum shoal_status change(struct storage_index *index, const struct storag
         sqlite3_bind_int64(index->statements[SQL_DELETE], 1, ticket->block);
         rc = run(index, SQL_DELETE);
     }
-    if (rc == SQLITE_OK && entry) {
-        sqlite3_stmt *add = index->statements[SQL_ADD];
-        sqlite3_bind_int64(add, 1, entry->block);
-        sqlite3_bind_blob64(add, 2, entry->key, entry->key_len, SQLITE_STATIC);
-        sqlite3_bind_int64(add, 3, (sqlite3_int64)entry->object_id);
-        sqlite3_bind_int64(add, 4, (sqlite3_int64)entry->len_bytes);
-        if (entry->digests_len)
-            rc = sqlite3_bind_blob64(add, 5, entry->digests, entry->digests_len, SQLITE_STATIC);
-        else
-            sqlite3_bind_zeroblob(add, 5, 0);
-        if (rc == SQLITE_OK)
-            rc = run(index, SQL_ADD);
-        else
-            sqlite3_clear_bindings(add);
+    LIST_FOR_EACH (addition, additions, struct addition, node) {
+        if (rc != SQLITE_OK)
+            break;
+        rc = add(index, addition->entry);
     }
     if (rc == SQLITE_OK)
         rc = run(index, SQL_COMMIT);
@@ -344,19 +364,58 @@ static enum shoal_status change(struct storage_index *index, const struct storag
         move_all(&going, &index->doomed);
         mutex_unlock(&index->doomed_mutex);
     }
-    mutex_unlock(&index->mutex);
     return status;
+}
+
+/* Under mutex: adds what waits, in one transaction. If that fails each gets one of its own, and its own error. */
+static void add_waiting(struct storage_index *index)
+{
+    struct list batch;
+    struct list_node *node;
+    struct shoal_error error;
+
+    list_init(&batch);
+    mutex_lock(&index->doomed_mutex);
+    move_all(&index->waiting, &batch);
+    mutex_unlock(&index->doomed_mutex);
+    bool is_added = change(index, &batch, &error) == SHOAL_OK;
+    while ((node = list_pop_front(&batch))) {
+        struct addition *addition = container_of(node, struct addition, node);
+        struct list alone;
+        list_init(&alone);
+        list_push_back(&alone, &addition->node);
+        addition->status = is_added ? SHOAL_OK : change(index, &alone, addition->error);
+        list_remove(&addition->node);
+        addition->is_done = true;
+    }
 }
 
 enum shoal_status storage_index_add(struct storage_index *index, const struct storage_entry *entry,
                                     struct shoal_error *error)
 {
-    return change(index, entry, error);
+    struct addition addition = {.entry = entry, .error = error};
+
+    list_node_init(&addition.node);
+    mutex_lock(&index->doomed_mutex);
+    list_push_back(&index->waiting, &addition.node);
+    mutex_unlock(&index->doomed_mutex);
+    /* Those who come while a transaction runs wait here; the first of them adds all. */
+    mutex_lock(&index->mutex);
+    if (!addition.is_done)
+        add_waiting(index);
+    mutex_unlock(&index->mutex);
+    return addition.status;
 }
 
 enum shoal_status storage_index_sweep(struct storage_index *index, struct shoal_error *error)
 {
-    return change(index, NULL, error);
+    struct list none;
+
+    list_init(&none);
+    mutex_lock(&index->mutex);
+    enum shoal_status status = change(index, &none, error);
+    mutex_unlock(&index->mutex);
+    return status;
 }
 
 void storage_index_maintain(struct storage_index *index)

@@ -6,6 +6,7 @@
 #include <liburing.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,19 +18,21 @@ struct request {
     uint64_t offset_bytes;
     int error;
     bool is_write;
-    bool is_done; /* without the ring: finish has only to return it */
+    bool is_done; /* finish has only to return it */
 };
 
 struct storage_io {
     int fd; /* borrowed */
     bool has_ring, is_broken;
     struct io_uring ring;
-    uint8_t *memory; /* owned, mapped; STORAGE_IO_DEPTH buffers */
-    struct request requests[STORAGE_IO_DEPTH];
+    uint8_t *memory; /* owned, mapped; STORAGE_IO_SLOTS buffers */
+    struct request requests[STORAGE_IO_SLOTS];
+    unsigned queued[STORAGE_IO_DEPTH]; /* slots in the ring that the kernel has not taken yet, oldest first */
+    unsigned queued_count;
     unsigned in_flight;
 };
 
-#define MEMORY_BYTES ((size_t)STORAGE_IO_DEPTH * STORAGE_CHUNK_BYTES)
+#define MEMORY_BYTES ((size_t)STORAGE_IO_SLOTS * STORAGE_CHUNK_BYTES)
 
 struct storage_io *storage_io_create(int fd, bool wants_ring)
 {
@@ -96,79 +99,112 @@ static void move_plainly(struct storage_io *io, struct request *request)
     request->is_done = true;
 }
 
-/* The queue has as many entries as there are slots, so there is always one. */
-static void submit(struct storage_io *io, unsigned slot)
+/* Nothing of the ring can be relied on any more. The kernel may find entries with a later submission: there will be
+ * none. */
+static void give_up(struct storage_io *io, int saved_errno)
+{
+    io->is_broken = true;
+    for (unsigned i = 0; i < io->queued_count; i++) {
+        io->requests[io->queued[i]].error = saved_errno;
+        io->requests[io->queued[i]].is_done = true;
+    }
+    io->queued_count = 0;
+}
+
+/* The queue has as many entries as may be in flight, so there is always one. */
+static void enqueue(struct storage_io *io, unsigned slot)
 {
     struct request *request = &io->requests[slot];
     struct io_uring_sqe *sqe = io->is_broken ? NULL : io_uring_get_sqe(&io->ring);
-    int rc = -EIO;
 
-    if (sqe) {
-        uint8_t *at = request->memory + request->done_bytes;
-        unsigned len = (unsigned)(request->len_bytes - request->done_bytes);
-        if (request->is_write)
-            io_uring_prep_write(sqe, io->fd, at, len, request->offset_bytes + request->done_bytes);
-        else
-            io_uring_prep_read(sqe, io->fd, at, len, request->offset_bytes + request->done_bytes);
-        io_uring_sqe_set_data64(sqe, slot);
-        for (unsigned attempt = 0; attempt < SUBMIT_ATTEMPTS; attempt++) {
-            rc = io_uring_submit(&io->ring);
-            if (rc != -EINTR && rc != -EAGAIN && rc != -EBUSY && rc != 0)
-                break;
+    io->queued[io->queued_count++] = slot;
+    if (!sqe) {
+        give_up(io, EIO);
+        return;
+    }
+    uint8_t *at = request->memory + request->done_bytes;
+    unsigned len = (unsigned)(request->len_bytes - request->done_bytes);
+    if (request->is_write)
+        io_uring_prep_write(sqe, io->fd, at, len, request->offset_bytes + request->done_bytes);
+    else
+        io_uring_prep_read(sqe, io->fd, at, len, request->offset_bytes + request->done_bytes);
+    io_uring_sqe_set_data64(sqe, slot);
+}
+
+void storage_io_submit(struct storage_io *io)
+{
+    unsigned attempt = 0;
+
+    while (io->queued_count > 0) {
+        int rc = io_uring_submit(&io->ring);
+        if (rc > 0) {
+            unsigned taken = (unsigned)rc < io->queued_count ? (unsigned)rc : io->queued_count;
+            io->queued_count -= taken;
+            memmove(io->queued, io->queued + taken, io->queued_count * sizeof *io->queued);
+        } else if ((rc != -EINTR && rc != -EAGAIN && rc != -EBUSY && rc != 0) || ++attempt >= SUBMIT_ATTEMPTS) {
+            give_up(io, rc < 0 ? -rc : EIO);
+        } else {
             sched_yield();
         }
     }
-    if (rc > 0)
-        return;
-    /* The kernel may find the entry with a later submission: there will be none. */
-    io->is_broken = true;
-    request->error = rc < 0 ? -rc : EIO;
-    request->is_done = true;
 }
 
 void storage_io_start(struct storage_io *io, unsigned slot, bool is_write, void *memory, size_t len_bytes,
                       uint64_t offset_bytes)
 {
-    assert(slot < STORAGE_IO_DEPTH && len_bytes > 0 && len_bytes <= STORAGE_CHUNK_BYTES);
+    assert(slot < STORAGE_IO_SLOTS && io->in_flight < STORAGE_IO_DEPTH);
+    assert(len_bytes > 0 && len_bytes <= STORAGE_CHUNK_BYTES);
     io->requests[slot] =
         (struct request){.memory = memory, .len_bytes = len_bytes, .offset_bytes = offset_bytes, .is_write = is_write};
     io->in_flight++;
     if (io->has_ring)
-        submit(io, slot);
+        enqueue(io, slot);
     else
         move_plainly(io, &io->requests[slot]);
 }
 
-static unsigned take_done(struct storage_io *io)
+static unsigned find_done(const struct storage_io *io)
 {
     unsigned slot = 0;
-    while (slot < STORAGE_IO_DEPTH && !io->requests[slot].is_done)
+    while (slot < STORAGE_IO_SLOTS && !io->requests[slot].is_done)
         slot++;
     return slot;
 }
 
-unsigned storage_io_finish(struct storage_io *io, int *errno_out)
+/* What the kernel says of a request; the rest of a short transfer is started anew. */
+static void take_result(struct storage_io *io, unsigned slot, int moved)
+{
+    struct request *request = &io->requests[slot];
+
+    if (moved > 0)
+        request->done_bytes += (size_t)moved;
+    else if (moved != -EINTR && moved != -EAGAIN)
+        request->error = moved < 0 ? -moved : EIO; /* the file is shorter than it was */
+    if (request->error || request->done_bytes == request->len_bytes)
+        request->is_done = true;
+    else
+        enqueue(io, slot);
+}
+
+unsigned storage_io_finish(struct storage_io *io, bool waits, int *errno_out)
 {
     unsigned slot;
 
     assert(io->in_flight > 0);
-    while ((slot = take_done(io)) == STORAGE_IO_DEPTH) {
+    while ((slot = find_done(io)) == STORAGE_IO_SLOTS) {
         struct io_uring_cqe *cqe;
+        storage_io_submit(io);
+        if (find_done(io) != STORAGE_IO_SLOTS)
+            continue;
+        if (!waits && io_uring_peek_cqe(&io->ring, &cqe) != 0)
+            return STORAGE_IO_SLOTS;
         /* Whatever disturbs the wait: to return would leave the kernel with memory that is not ours. */
-        while (io_uring_wait_cqe(&io->ring, &cqe) != 0)
+        while (waits && io_uring_wait_cqe(&io->ring, &cqe) != 0)
             sched_yield();
         slot = (unsigned)io_uring_cqe_get_data64(cqe);
         int moved = cqe->res;
         io_uring_cqe_seen(&io->ring, cqe);
-        struct request *request = &io->requests[slot];
-        if (moved > 0)
-            request->done_bytes += (size_t)moved;
-        else if (moved != -EINTR && moved != -EAGAIN)
-            request->error = moved < 0 ? -moved : EIO; /* the file is shorter than it was */
-        if (request->error || request->done_bytes == request->len_bytes)
-            request->is_done = true;
-        else
-            submit(io, slot); /* the rest of a short transfer */
+        take_result(io, slot, moved);
     }
     io->requests[slot].is_done = false;
     io->in_flight--;

@@ -431,7 +431,7 @@ static void wrong_index(void **state)
     assert_int_equal(unlink(path), 0);
     write_file(path, "This is not a database, though it is long enough for the header of one. This is not a database, "
                      "though it is long enough for the header of one.");
-    refuses(world.directory, CAPACITY, SHOAL_IO, "without the file (and its -wal and -shm) the tier starts empty");
+    refuses(world.directory, CAPACITY, SHOAL_IO, "without the file (and its -wal) the tier starts empty");
     assert_int_equal(unlink(path), 0);
     storage_world_open(&world, CAPACITY);
     storage_world_close(&world);
