@@ -103,7 +103,7 @@ void options_set_defaults(struct settings *settings)
 {
     *settings = (struct settings){.name = "127.0.0.1:0",
                                   .cluster = "default",
-                                  .dir = ".",
+                                  .probe_bytes = (uint64_t)256 << 20,
                                   .kv_client = "127.0.0.1:50052",
                                   .value_bytes = (uint64_t)64 << 10,
                                   .threads = 1,

@@ -38,7 +38,8 @@ struct settings {
     /* stat */
     bool lists_files, lists_receivers;
     /* doctor */
-    const char *dir;
+    const char *dir; /* NULL: the current one, whose speed is not measured */
+    uint64_t probe_bytes;
     /* man */
     bool is_markdown;
     /* kv commands */

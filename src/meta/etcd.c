@@ -380,21 +380,15 @@ static enum shoal_status etcd_lease_revoke(struct meta *meta, int64_t lease, con
 /* --- life ----------------------------------------------------------------------------------------------------------
  */
 
-struct version {
-    char *text;
-    size_t size;
-};
-
 static enum shoal_status decode_status(const char *text, size_t len, void *arg, struct shoal_error *error)
 {
-    struct version *version = arg;
-    return etcd_decode_status(text, len, version->text, version->size, error);
+    struct meta_health *health = arg;
+    return etcd_decode_status(text, len, health->version, sizeof health->version, error);
 }
 
-static enum shoal_status etcd_ping(struct meta *meta, const struct call *call, char *version_out, size_t version_size,
+static enum shoal_status etcd_ping(struct meta *meta, const struct call *call, struct meta_health *health,
                                    struct shoal_error *error)
 {
-    struct version version = {version_out, version_size};
     enum etcd_verdict verdict;
     struct buf body;
     buf_init(&body, ETCD_REQUEST_MAX_BYTES);
@@ -403,7 +397,8 @@ static enum shoal_status etcd_ping(struct meta *meta, const struct call *call, c
                                    .kind = META_REQUEST_OTHER,
                                    .body = &body,
                                    .decode = decode_status,
-                                   .arg = &version};
+                                   .arg = health,
+                                   .clock = health};
     enum shoal_status status = buf_append_str(&body, "{}") ? SHOAL_OK : too_large_to_encode(error);
     if (status == SHOAL_OK)
         status = etcd_perform(etcd_of(meta), &request, call, &verdict, error);

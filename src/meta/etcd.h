@@ -67,7 +67,8 @@ struct etcd_request {
     bool is_divisible; /* the caller can ask for less: ETCD_ANSWER_TOO_LARGE */
     etcd_decode_fn decode;
     void *arg;
-    bool *is_repeated_out; /* NULL or: an earlier attempt may have been applied */
+    bool *is_repeated_out;     /* NULL or: an earlier attempt may have been applied */
+    struct meta_health *clock; /* NULL or: gets what time the endpoint has that answers */
 };
 
 /* Failures of the service that the caller handles itself; everything else is a status. */

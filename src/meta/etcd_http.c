@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -163,6 +164,21 @@ static void explain(CURLcode code, const struct etcd_http *http, const char *det
     snprintf(result->cause, sizeof result->cause, "%s", *detail ? detail : curl_easy_strerror(code));
 }
 
+/* A date is cut to whole seconds; half a second more is the middle of what it can mean. */
+static void compare_clocks(CURL *easy, struct etcd_http_result *result)
+{
+    struct curl_header *date;
+    struct timespec now;
+    time_t theirs;
+    if (curl_easy_header(easy, "Date", 0, CURLH_HEADER, -1, &date) != CURLHE_OK)
+        return;
+    theirs = curl_getdate(date->value, NULL);
+    if (theirs == -1 || clock_gettime(CLOCK_REALTIME, &now) != 0)
+        return;
+    result->has_clock = true;
+    result->clock_ahead_ms = ((int64_t)theirs - now.tv_sec) * 1000 + 500 - now.tv_nsec / 1000000;
+}
+
 static bool has_ended(CURLM *multi, CURLcode *code_out)
 {
     CURLMsg *message;
@@ -193,6 +209,7 @@ static enum shoal_status drive(struct etcd_http *http, int64_t attempt_deadline_
             }
             result->outcome = ETCD_HTTP_ANSWERED;
             curl_easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &result->status);
+            compare_clocks(http->easy, result);
             return SHOAL_OK;
         }
         if (cancel_is_triggered(call->cancel) || deadline_is_past(deadline_ms)) {

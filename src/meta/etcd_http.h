@@ -48,7 +48,9 @@ struct etcd_http_result {
     bool is_timeout; /* the attempt's time was up */
     bool is_setup;   /* certificates or keys: no endpoint can help */
     long status;
-    char cause[200]; /* in words, unless answered */
+    bool has_clock;         /* the answer has a date */
+    int64_t clock_ahead_ms; /* the sender's clock minus ours; a date has no more than seconds */
+    char cause[200];        /* in words, unless answered */
 };
 
 /* POSTs body to url until attempt_deadline_ms or the end of the call, which the caller tells apart (call_check).

@@ -238,6 +238,10 @@ static enum attempt try_endpoint(struct attempt_state *state, size_t index, stru
         return ATTEMPT_FINAL;
     switch (result.outcome) {
     case ETCD_HTTP_ANSWERED:
+        if (request->clock) {
+            request->clock->has_clock = result.has_clock;
+            request->clock->clock_ahead_ms = result.clock_ahead_ms;
+        }
         return judge_answer(state, endpoint, http, result.status);
     case ETCD_HTTP_TOO_LARGE:
         state->was_seen = true;

@@ -413,15 +413,18 @@ void meta_counters(const struct meta *meta, struct meta_counters *counters_out)
 #undef LOAD
 }
 
-enum shoal_status meta_ping(struct meta *meta, const struct call *call, char *version_out, size_t version_size,
-                            int64_t *rtt_us_out, struct shoal_error *error)
+enum shoal_status meta_ping(struct meta *meta, const struct call *call, struct meta_health *health_out,
+                            struct shoal_error *error)
 {
-    assert(call && version_out && version_size && rtt_us_out);
+    assert(call && health_out);
+    struct meta_health health = {.has_clock = false};
     int64_t start_ns = clock_now_ns();
     enum shoal_status status = meta_call_check(meta, call, "ping", error);
     if (status == SHOAL_OK)
-        status = meta->ops->ping(meta, call, version_out, version_size, error);
-    if (status == SHOAL_OK)
-        *rtt_us_out = (clock_now_ns() - start_ns) / 1000;
+        status = meta->ops->ping(meta, call, &health, error);
+    if (status == SHOAL_OK) {
+        health.rtt_us = (clock_now_ns() - start_ns) / 1000;
+        *health_out = health;
+    }
     return finish(meta, status);
 }

@@ -138,8 +138,14 @@ struct meta_counters {
 };
 void meta_counters(const struct meta *meta, struct meta_counters *counters_out);
 
-/* Health for doctor: version text and round-trip time of one cheap request. */
-enum shoal_status meta_ping(struct meta *meta, const struct call *call, char *version_out, size_t version_size,
-                            int64_t *rtt_us_out, struct shoal_error *error);
+/* What one cheap request tells of the service. */
+struct meta_health {
+    char version[64];
+    int64_t rtt_us;
+    bool has_clock;         /* the service says what time it has */
+    int64_t clock_ahead_ms; /* its clock minus this machine's; exact to a second and the round trip */
+};
+enum shoal_status meta_ping(struct meta *meta, const struct call *call, struct meta_health *health_out,
+                            struct shoal_error *error);
 
 #endif

@@ -32,7 +32,8 @@ struct meta_ops {
                                     struct shoal_error *error);
     /* Joins the watch's thread and frees it. */
     void (*watch_close)(struct meta_watch *watch);
-    enum shoal_status (*ping)(struct meta *meta, const struct call *call, char *version_out, size_t version_size,
+    /* Everything but rtt_us. */
+    enum shoal_status (*ping)(struct meta *meta, const struct call *call, struct meta_health *health_out,
                               struct shoal_error *error);
 };
 

@@ -360,7 +360,7 @@ static enum shoal_status sqlite_lease_revoke(struct meta *meta, int64_t lease, c
 /* --- life ----------------------------------------------------------------------------------------------------------
  */
 
-static enum shoal_status sqlite_ping(struct meta *meta, const struct call *call, char *version_out, size_t version_size,
+static enum shoal_status sqlite_ping(struct meta *meta, const struct call *call, struct meta_health *health,
                                      struct shoal_error *error)
 {
     struct sqlite *sqlite = sqlite_of(meta);
@@ -373,7 +373,7 @@ static enum shoal_status sqlite_ping(struct meta *meta, const struct call *call,
         status = sqlite_end(&sqlite->conn, SHOAL_OK, error);
     give_back(sqlite);
     if (status == SHOAL_OK)
-        snprintf(version_out, version_size, "SQLite %s", sqlite3_libversion());
+        snprintf(health->version, sizeof health->version, "SQLite %s", sqlite3_libversion());
     return status;
 }
 

@@ -724,10 +724,14 @@ static void test_ping_and_counters(void **state)
     struct shoal_error error;
     struct call call = call_for(META_TEST_PATIENCE_MS);
     struct meta_counters before, after;
-    char version[64] = "";
-    int64_t rtt_us = -1, lease;
-    assert_status(SHOAL_OK, meta_ping(meta, &call, version, sizeof version, &rtt_us, &error), &error);
-    assert_true(strlen(version) > 0 && rtt_us >= 0);
+    struct meta_health health = {.rtt_us = -1};
+    int64_t lease;
+    assert_status(SHOAL_OK, meta_ping(meta, &call, &health, &error), &error);
+    assert_true(strlen(health.version) > 0 && health.rtt_us >= 0);
+    /* etcd runs on this machine: the same clock, but a date of whole seconds that may lie a while back. */
+    assert_int_equal(health.has_clock, !service.directory);
+    if (health.has_clock)
+        assert_true(health.clock_ahead_ms <= 1500 && health.clock_ahead_ms >= -META_TEST_PATIENCE_MS);
     assert_string_equal(meta_backend_name(meta), service.directory ? "sqlite" : "etcd");
 
     meta_counters(meta, &before);

@@ -41,7 +41,7 @@ static enum shoal_status do_call(struct meta *meta, enum call_kind kind, int64_t
     struct meta_entries entries = {0};
     bool is_found = false, is_applied = false;
     int64_t number;
-    char version[32];
+    struct meta_health health;
     enum shoal_status status = SHOAL_INTERNAL;
     struct meta_op op = {.kind = META_PUT, .key = bytes_of("k"), .value = bytes_of("v")};
     switch (kind) {
@@ -64,7 +64,7 @@ static enum shoal_status do_call(struct meta *meta, enum call_kind kind, int64_t
         status = meta_lease_revoke(meta, 5, &call, error);
         break;
     case PING:
-        status = meta_ping(meta, &call, version, sizeof version, &number, error);
+        status = meta_ping(meta, &call, &health, error);
         break;
     case CALL_KINDS:
         break;
