@@ -18,6 +18,7 @@
 #include "exit_code.h"
 #include "kv/client.h"
 #include "kv/local_service.h"
+#include "matrix_option.h"
 #include "signals.h"
 
 /* An attempt to join ends after this long, each later one after twice as long: the first so that a master that does not
@@ -31,7 +32,8 @@
 
 struct settings {
     struct daemon_settings common; /* first */
-    const char *master, *host, *metadata_server, *protocol, *deployment_mode, *tiers, *cluster, *http_host;
+    const char *master, *host, *metadata_server, *protocol, *nic_priority_matrix, *deployment_mode, *tiers, *cluster,
+        *http_host;
     uint64_t port, client_rpc_port, rpc_thread_num, http_port;
 };
 
@@ -63,6 +65,10 @@ static const struct option_spec options[] = {
     {OPTION_TEXT, 0, "protocol", "NAME", NULL, offsetof(struct settings, protocol),
      .help = "How bytes travel between clients: auto (on one machine without a network, else TCP), tcp, rdma or ucx. "
              "Default: auto."},
+    {OPTION_TEXT, 0, "nic_priority_matrix", "JSON|@FILE", NULL, offsetof(struct settings, nic_priority_matrix),
+     .help = "Which RDMA devices serve memory at which location, as {\"cpu:0\": [[\"mlx5_0\"], [\"mlx5_1\"]]}: the "
+             "preferred ones, then those that take over; or @ and a file with it. shoal topo --matrix proposes one. "
+             "Default: none, no RDMA."},
     {OPTION_TEXT, 0, "cluster", "NAME", NULL, offsetof(struct settings, cluster),
      .help = "Clients and masters of different clusters refuse each other. Default: default."},
     {OPTION_UINT, 0, "http_port", "N", NULL, offsetof(struct settings, http_port), .min = 0, .max = 65535,
@@ -98,6 +104,7 @@ struct client {
     struct admin *admin;           /* owned */
     struct shoal_kv *kv;           /* owned */
     struct local_service *service; /* owned */
+    char *matrix;                  /* owned; of --nic_priority_matrix */
 };
 
 /* --- what is asked over HTTP --- */
@@ -184,6 +191,7 @@ static enum shoal_status join_once(struct client *client, int64_t timeout_ms, st
         .client_rpc_port = (uint16_t)settings->client_rpc_port,
         .metadata_uri = metadata && strcmp(metadata, "P2PHANDSHAKE") == 0 ? NULL : metadata,
         .protocol = settings->protocol,
+        .nic_priority_matrix = client->matrix,
         .tiers = settings->tiers,
         .rpc_threads = (unsigned)settings->rpc_thread_num,
     };
@@ -308,7 +316,9 @@ int main(int argc, char **argv)
     int code;
     if (!daemon_options_parse(&program, argc, argv, &client.settings, &parsed, &code))
         return code;
-    if (check(&client.settings, &code)) {
+    if (matrix_option_read(client.settings.nic_priority_matrix, &client.matrix, &error) != SHOAL_OK) {
+        code = daemon_usage_error(&program, "%s", error.message);
+    } else if (check(&client.settings, &code)) {
         daemon_log_start(program.name, &client.settings.common);
         if (shoal_cancel_create(&client.cancel) != SHOAL_OK || signals_start(client.cancel, &error) != SHOAL_OK) {
             fprintf(stderr, "%s: cannot start: out of memory or threads\n", program.name);
@@ -320,6 +330,7 @@ int main(int argc, char **argv)
         daemon_log_stop();
         shoal_cancel_destroy(client.cancel);
     }
+    free(client.matrix);
     daemon_options_release(&parsed);
     return code;
 }

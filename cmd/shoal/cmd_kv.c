@@ -12,6 +12,7 @@
 
 #include "app.h"
 #include "base/error.h"
+#include "matrix_option.h"
 #include "units.h"
 
 #define READ_FIRST_BYTES ((size_t)64 << 10)
@@ -31,14 +32,22 @@ enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
 {
     struct shoal_kv_config config = {.struct_size = sizeof config};
     struct shoal_call call = app_call(app);
+    char *matrix = NULL;
+    enum shoal_status status = SHOAL_OK;
     if (app->settings.kv_master) {
         config.master = app->settings.kv_master;
         config.host = app->settings.kv_host;
         config.cluster = app->settings.cluster;
+        config.protocol = app->settings.protocol;
+        status = matrix_option_read(app->settings.nic_priority_matrix, &matrix, error);
+        config.nic_priority_matrix = matrix;
     } else {
         config.client = app->settings.kv_client;
     }
-    return shoal_kv_open(&config, &call, &app->kv, error);
+    if (status == SHOAL_OK)
+        status = shoal_kv_open(&config, &call, &app->kv, error);
+    free(matrix);
+    return status;
 }
 
 static bool is_dash(const char *path)

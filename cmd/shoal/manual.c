@@ -97,7 +97,10 @@ static void markdown_option(void *arg, const struct option_spec *spec)
     fputs("| ", stdout);
     if (spec->letter)
         printf("`-%c`, ", spec->letter);
-    printf("`--%s%s%s` | ", spec->name, spec->argument ? " " : "", spec->argument ? spec->argument : "");
+    printf("`--%s%s", spec->name, spec->argument ? " " : "");
+    for (const char *c = spec->argument ? spec->argument : ""; *c; c++)
+        printf("%s%c", *c == '|' ? "\\" : "", *c); /* a bare | would end the cell */
+    fputs("` | ", stdout);
     if (spec->env)
         printf("`%s`", spec->env);
     printf(" | %s |\n", spec->help);

@@ -31,6 +31,24 @@
             .help = "Only errors on standard error, no progress."                                                      \
     }
 
+#define PATH_OPTIONS(when)                                                                                             \
+    {OPTION_TEXT,                                                                                                      \
+     0,                                                                                                                \
+     "protocol",                                                                                                       \
+     "NAME",                                                                                                           \
+     "SHOAL_PROTOCOL",                                                                                                 \
+     offsetof(struct settings, protocol),                                                                              \
+     .help = when "How bytes travel: auto (within one machine without a network, else TCP; RDMA with a NIC priority "  \
+                  "matrix), tcp, local, rdma or ucx. Default: auto."},                                                 \
+    {                                                                                                                  \
+        OPTION_TEXT, 0, "nic-priority-matrix", "JSON|@FILE", "SHOAL_NIC_PRIORITY_MATRIX",                              \
+            offsetof(struct settings, nic_priority_matrix),                                                            \
+            .help =                                                                                                    \
+                when "Which RDMA devices serve memory at which location, as {\"cpu:0\": [[\"mlx5_0\"], "               \
+                     "[\"mlx5_1\"]]}: the preferred ones, then those that take over; or @ and a file with it. shoal "  \
+                     "topo --matrix proposes one. Default: none, no RDMA."                                             \
+    }
+
 const struct option_spec options_common[] = {
     {OPTION_TEXT, 'm', "metadata", "URI", "SHOAL_METADATA", offsetof(struct settings, metadata), .complete = "file",
      .help =
@@ -45,6 +63,7 @@ const struct option_spec options_common[] = {
      .help = "How long the command may take (seed, get --seed: until it serves), as 500ms, 30s, 5m, 1h; none: as long "
              "as it needs. Default: short for requests to the metadata service, none for hashing and transfer, where a "
              "source that stalls is left after 10 s."},
+    PATH_OPTIONS(""),
     OUTPUT_OPTIONS,
     {OPTION_END},
 };
@@ -56,15 +75,6 @@ static const struct option_spec options_serving[] = {
     {OPTION_UINT, 0, "upload-slots", "N", "SHOAL_UPLOAD_SLOTS", offsetof(struct settings, upload_slots), .min = 1,
      .max = SHOAL_UPLOAD_SLOTS_MAX,
      .help = "Send to this many connections at a time, the others take turns. Default: 4."},
-    {OPTION_TEXT, 0, "protocol", "NAME", "SHOAL_PROTOCOL", offsetof(struct settings, protocol),
-     .help =
-         "How bytes travel: auto (on one machine without a network, else TCP; RDMA with a NIC priority matrix), tcp, "
-         "rdma or ucx. Default: auto."},
-    {OPTION_TEXT, 0, "nic-priority-matrix", "JSON|@FILE", "SHOAL_NIC_PRIORITY_MATRIX",
-     offsetof(struct settings, nic_priority_matrix),
-     .help =
-         "Which RDMA devices to use for memory at which place, and which in their stead; as JSON or a file with it. "
-         "Default: none, no RDMA."},
     {OPTION_END},
 };
 
@@ -79,6 +89,7 @@ const struct option_spec options_kv[] = {
      .help = "With --master: the address of this machine that other clients reach it at. Default: 127.0.0.1."},
     {OPTION_TEXT, 0, "cluster", "NAME", "SHOAL_CLUSTER", offsetof(struct settings, cluster),
      .help = "With --master: its cluster. Default: default."},
+    PATH_OPTIONS("With --master. "),
     {OPTION_DURATION, 't', "timeout", "DURATION", "SHOAL_TIMEOUT", offsetof(struct settings, timeout_ms),
      .help = "How long the command may take, as 500ms, 30s, 5m, 1h; none: as long as it needs. Default: 10 s for each "
              "request."},

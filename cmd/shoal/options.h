@@ -32,8 +32,9 @@ struct settings {
     bool keeps_seeding, skips_verify, skips_share, skips_resume, waits, keeps_existing, syncs;
     uint64_t max_sources;
     /* seed and get */
-    uint64_t upload_limit, download_limit;      /* bytes per second; 0: none */
-    uint64_t upload_slots;                      /* 0: chosen */
+    uint64_t upload_limit, download_limit; /* bytes per second; 0: none */
+    uint64_t upload_slots;                 /* 0: chosen */
+    /* all that take part in transfers */
     const char *protocol, *nic_priority_matrix; /* NULL: chosen, none */
     /* stat */
     bool lists_files, lists_receivers;

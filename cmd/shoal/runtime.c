@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +8,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
+#include "matrix_option.h"
 #include "meta/default_uri.h"
-
-#define MATRIX_MAX_BYTES 65536
 
 enum shoal_status runtime_metadata_uri(char **uri_out, struct shoal_error *error)
 {
@@ -35,43 +33,6 @@ struct shoal_call app_call(const struct app *app)
     return call;
 }
 
-/* The text itself, or of the file that @ names. free() it. */
-static enum shoal_status read_matrix(const char *given, char **text_out, struct shoal_error *error)
-{
-    size_t len = 0;
-    FILE *file;
-    int saved;
-
-    if (!given)
-        return SHOAL_OK;
-    if (given[0] != '@') {
-        *text_out = strdup(given);
-        return *text_out ? SHOAL_OK : error_no_memory(error);
-    }
-    file = fopen(given + 1, "re");
-    if (!file) {
-        saved = errno;
-        return error_set(error, SHOAL_INVALID_ARGUMENT, saved, "NIC priority matrix: cannot open '%s': %s", given + 1,
-                         strerror(saved));
-    }
-    *text_out = malloc(MATRIX_MAX_BYTES + 1);
-    if (*text_out) {
-        len = fread(*text_out, 1, MATRIX_MAX_BYTES + 1, file);
-        if (len <= MATRIX_MAX_BYTES)
-            (*text_out)[len] = '\0';
-    }
-    saved = ferror(file);
-    fclose(file);
-    if (!*text_out)
-        return error_no_memory(error);
-    if (!saved && len <= MATRIX_MAX_BYTES)
-        return SHOAL_OK;
-    free(*text_out);
-    *text_out = NULL;
-    return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "NIC priority matrix: '%s' %s", given + 1,
-                     saved ? "cannot be read" : "is larger than 64 KiB");
-}
-
 enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_error *error)
 {
     struct hostport address;
@@ -93,8 +54,8 @@ enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_er
                                         .upload_slots = (unsigned)app->settings.upload_slots,
                                         .protocol = app->settings.protocol};
     struct shoal_call call = app_call(app);
-    char *matrix = NULL;
-    status = read_matrix(app->settings.nic_priority_matrix, &matrix, error);
+    char *matrix;
+    status = matrix_option_read(app->settings.nic_priority_matrix, &matrix, error);
     config.nic_priority_matrix = matrix;
     if (status == SHOAL_OK)
         status = shoal_store_create(&config, &call, &app->store, error);

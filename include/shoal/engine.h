@@ -63,7 +63,9 @@ struct shoal_engine_config {
      *   "rdma"            "local", RDMA, "tcp"; there must be an RDMA device
      *   "ucx"             UCX with its own choice of what it runs over, "tcp" */
     const char *protocol;
-    const char *nic_priority_matrix; /* JSON, for RDMA; NULL or "": none */
+    /* JSON, for RDMA: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}, for each location of memory ("cpu:N", "cuda:N", "*") the
+     * devices to use and those to fall back on (docs/running.md); NULL, "" or "{}": none */
+    const char *nic_priority_matrix;
 };
 
 #define SHOAL_RATE_LIMIT_MIN (64ull << 10)

@@ -44,14 +44,15 @@ struct shoal_kv_config {
     const char *client;  /* "host:port" of a mooncake_client of this host: instead of master and all below. Copied */
     const char *cluster; /* NULL: "default". Copied */
     const char *host;    /* address others reach this process at; NULL: "127.0.0.1". Copied */
-    uint16_t client_rpc_port;   /* where this process serves others; 0: a free one */
-    const char *metadata_uri;   /* of the engine; NULL: the embedded default. Copied */
-    const char *protocol;       /* as in struct shoal_engine_config; NULL: chosen. Copied */
-    const char *tiers;          /* JSON, or path of a file with it (docs/kv.md); NULL: owns nothing. Copied */
-    unsigned rpc_threads;       /* for requests that touch a disk; 0: 2 */
-    uint64_t arena_bytes;       /* memory for shoal_kv_alloc; 0: 64 MiB */
-    size_t route_cache_entries; /* 0: 65536 */
-    int64_t route_cache_ms;     /* a route older than that is asked again; 0: 30000 */
+    uint16_t client_rpc_port;        /* where this process serves others; 0: a free one */
+    const char *metadata_uri;        /* of the engine; NULL: the embedded default. Copied */
+    const char *protocol;            /* as in struct shoal_engine_config; NULL: chosen. Copied */
+    const char *tiers;               /* JSON, or path of a file with it (docs/kv.md); NULL: owns nothing. Copied */
+    unsigned rpc_threads;            /* for requests that touch a disk; 0: 2 */
+    uint64_t arena_bytes;            /* memory for shoal_kv_alloc; 0: 64 MiB */
+    size_t route_cache_entries;      /* 0: 65536 */
+    int64_t route_cache_ms;          /* a route older than that is asked again; 0: 30000 */
+    const char *nic_priority_matrix; /* as in struct shoal_engine_config; NULL or "": none. Copied */
 };
 
 /* Joins: with a master it registers (and announces what STORAGE tiers hold); blocks until that is done. Default 10 s.

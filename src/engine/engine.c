@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "engine/engine_internal.h"
+#include "transport/nic_matrix.h"
 
 #define LOG_MODULE "engine"
 
@@ -49,9 +50,27 @@ static bool is_text(const char *text)
     return text && text[0];
 }
 
+/* A matrix is looked at before anything is opened; whether its devices are here is for the transport to find out. An
+ * empty one becomes none. */
+static enum shoal_status check_matrix(struct shoal_engine_config *config, struct shoal_error *error)
+{
+    struct nic_matrix *matrix;
+    enum shoal_status status;
+
+    if (!config->nic_priority_matrix)
+        return SHOAL_OK;
+    status = nic_matrix_parse(config->nic_priority_matrix, strlen(config->nic_priority_matrix), &matrix, error);
+    if (status != SHOAL_OK)
+        return status;
+    if (nic_matrix_is_empty(matrix))
+        config->nic_priority_matrix = NULL;
+    nic_matrix_destroy(matrix);
+    return SHOAL_OK;
+}
+
 static enum shoal_status check_protocol(struct shoal_engine_config *config, struct shoal_error *error)
 {
-    bool has_matrix = is_text(config->nic_priority_matrix);
+    bool has_matrix = config->nic_priority_matrix != NULL;
 
     if (!is_text(config->protocol) || strcmp(config->protocol, "auto") == 0)
         config->protocol = has_matrix ? "rdma" : "auto";
@@ -70,6 +89,8 @@ static enum shoal_status check_protocol(struct shoal_engine_config *config, stru
 static enum shoal_status check_config(const struct shoal_engine_config *public_config,
                                       struct shoal_engine_config *config, struct shoal_error *error)
 {
+    enum shoal_status status;
+
     if (!public_config || public_config->struct_size < offsetof(struct shoal_engine_config, cluster) ||
         public_config->struct_size > 4096)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine config: struct_size is not set");
@@ -108,7 +129,8 @@ static enum shoal_status check_config(const struct shoal_engine_config *public_c
     if (check_limit("upload", config->upload_limit_bytes_per_s, error) != SHOAL_OK ||
         check_limit("download", config->download_limit_bytes_per_s, error) != SHOAL_OK)
         return SHOAL_INVALID_ARGUMENT;
-    return check_protocol(config, error);
+    status = check_matrix(config, error);
+    return status == SHOAL_OK ? check_protocol(config, error) : status;
 }
 
 static unsigned default_io_threads(void)

@@ -114,8 +114,10 @@ static enum shoal_status open_engine(struct shoal_kv *kv, const struct shoal_kv_
                                                    : left_ms                          ? left_ms
                                                                                       : 1,
                                      .cancel = call->cancel};
-    struct shoal_engine_config engine_config = {
-        .struct_size = sizeof engine_config, .cluster = config->cluster, .protocol = config->protocol};
+    struct shoal_engine_config engine_config = {.struct_size = sizeof engine_config,
+                                                .cluster = config->cluster,
+                                                .protocol = config->protocol,
+                                                .nic_priority_matrix = config->nic_priority_matrix};
     char name[HOSTPORT_TEXT_BYTES], *default_uri = NULL;
     struct hostport host;
     enum shoal_status status = hostport_parse(&host, config->host ? config->host : "127.0.0.1", error);

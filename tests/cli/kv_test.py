@@ -436,7 +436,8 @@ class Usage(KvTest):
     def test_help_and_version(self):
         out = subprocess.run([kv.CLIENT, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
         for option in ("--master_server_address", "--port", "--client_rpc_port", "--rpc_thread_num", "--deployment_mode",
-                       "--tiered_backend_config", "--host", "--metadata_server", "--protocol", "--http_port", "--cluster",
+                       "--tiered_backend_config", "--host", "--metadata_server", "--protocol", "--nic_priority_matrix",
+                       "--http_port", "--cluster",
                        "--config_path", "--verbose", "--version"):
             self.assertIn(option, out)
         out = subprocess.run([kv.CLIENT, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -446,6 +447,9 @@ class Usage(KvTest):
         for text, arguments in (("unknown", ["--frob"]), ("needs an argument", ["--port"]), ("from 0 to 65535", ["--port", "65536"]),
                                 ("from 0 to 65535", ["--client-rpc-port", "x"]), ("from 1 to 64", ["--rpc_thread_num", "0"]),
                                 ("only P2P", ["--deployment_mode", "centralized"]), ("there is auto", ["--protocol", "pigeon"]),
+                                ("cannot open", ["--nic_priority_matrix", f"@{self.dir}/missing.json"]),
+                                ("not JSON", ["--nic_priority_matrix", "mlx5_0"]),
+                                ("for protocol rdma, not for tcp", ["--protocol", "tcp", "--nic_priority_matrix", '{"*": [["m"], []]}']),
                                 ("must differ", ["--port", "5000", "--client_rpc_port", "5000"]),
                                 ("no arguments", ["word"]), ("not be empty", ["--cluster", ""]),
                                 ("cannot read", ["--config_path", self.dir / "missing.json"])):

@@ -82,6 +82,34 @@ class Usage(CliTest):
             with self.subTest(arguments=arguments):
                 self.fails(2, text, *arguments)
 
+    def test_wrong_paths(self):
+        """Every command that joins refuses a wrong matrix or protocol before it looks for anything."""
+        long = self.make("long.json", b" " * (256 << 10) + b"{}")
+        cases = [("unknown protocol 'pigeon': there is auto, tcp, local, rdma, ucx", ["--protocol", "pigeon"]),
+                 ("must not be empty", ["--protocol", ""]),
+                 ("must not be empty", ["--nic-priority-matrix", ""]),
+                 ("is for protocol rdma, not for tcp", ["--protocol", "tcp", "--nic-priority-matrix", '{"*": [["m"], []]}']),
+                 (f'cannot open "{self.dir}/none.json": No such file', ["--nic-priority-matrix", f"@{self.dir}/none.json"]),
+                 ('cannot open "": No such file', ["--nic-priority-matrix", "@"]),
+                 ("cannot read it: Is a directory", ["--nic-priority-matrix", f"@{self.dir}"]),
+                 ("it is longer than 262144 bytes", ["--nic-priority-matrix", f"@{long}"]),
+                 ("it is not text", ["--nic-priority-matrix", f"@{self.make('zero.json', b'{}' + bytes(1))}"]),
+                 ("line 1, column 1: not JSON", ["--nic-priority-matrix", f"@{self.make('bad.json', b'{')}"])]
+        cases += [(text, ["--nic-priority-matrix", matrix]) for text, matrix in (
+            ("not JSON", "mlx5_0"), ("must be an object", "[]"), ('"gpu:0" is neither', '{"gpu:0": [["m"], []]}'),
+            ("preferred devices is empty", '{"cpu:0": [[], ["m"]]}'), ('"m" appears twice', '{"cpu:0": [["m"], ["m"]]}'),
+            ("appears twice", '{"cpu:0": [["m"], []], "cpu:0": [["m"], []]}'), ("two lists", '{"cpu:0": [["m"]]}'))]
+        for text, options in cases:
+            for command in (["seed", "n", self.make("f", b"x")], ["get", "n", self.dir / "d"], ["ls"], ["stat", "n"]):
+                with self.subTest(command=command, options=options):
+                    self.fails(2, text, *command, *options)
+        self.fails(2, "unknown protocol 'x'", "ls", env={"SHOAL_PROTOCOL": "x"})
+        self.assertFalse((self.dir / "d").exists())
+
+    def test_empty_matrix_means_none(self):
+        for matrix in ("{}", f"@{self.make('empty.json', b'')}", f"@{self.make('blank.json', b' {} ')}"):
+            self.assertEqual(self.run_shoal("ls", "--json", "--nic-priority-matrix", matrix)[0], "[]\n")
+
     def test_wrong_environment(self):
         file = self.make("f", b"x")
         for variable, value, text in (("SHOAL_TIMEOUT", "soon", "must be a duration"), ("SHOAL_JSON", "maybe", "must be 1 or 0"),

@@ -324,6 +324,15 @@ static void test_protocols(void **state)
     config.protocol = NULL;
     assert_status(SHOAL_UNSUPPORTED, shoal_engine_create(&config, NULL, &engine, &error), &error);
     assert_null(engine);
+    config.protocol = "rdma";
+    config.nic_priority_matrix = "{\"cpu:0\":[[],[\"mlx5_0\"]]}";
+    assert_status(SHOAL_INVALID_ARGUMENT, shoal_engine_create(&config, NULL, &engine, &error), &error);
+    assert_non_null(strstr(error.message, "NIC priority matrix: cpu:0: the list of preferred devices is empty"));
+    assert_null(engine);
+    config.protocol = "tcp";
+    config.nic_priority_matrix = " {} ";
+    engine = engine_make(&config);
+    shoal_engine_destroy(engine);
     config.protocol = "";
     config.nic_priority_matrix = "";
     engine = engine_make(&config);

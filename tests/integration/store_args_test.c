@@ -115,6 +115,9 @@ static void create_arguments(void **state)
     WITH(server_name, "203.0.113.9:0", SHOAL_ADDRESS);
     WITH(cluster, "", SHOAL_INVALID_ARGUMENT);
     WITH(nic_priority_matrix, "{\"cpu:0\":[[\"mlx5_0\"],[]]}", SHOAL_UNSUPPORTED);
+    WITH(nic_priority_matrix, "{\"cpu:0\":[[],[]]}", SHOAL_INVALID_ARGUMENT);
+    WITH(nic_priority_matrix, "mlx5_0", SHOAL_INVALID_ARGUMENT);
+    WITH(protocol, "pigeon", SHOAL_INVALID_ARGUMENT);
     WITH(lease_ttl_ms, -1, SHOAL_INVALID_ARGUMENT);
     WITH(lease_ttl_ms, 1, SHOAL_INVALID_ARGUMENT);
     WITH(connect_timeout_ms, -5, SHOAL_INVALID_ARGUMENT);
