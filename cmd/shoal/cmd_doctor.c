@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/hostport.h"
 #include "doctor.h"
 #include "terminal.h"
 #include "units.h"
@@ -52,8 +53,12 @@ static int run_doctor(struct app *app, int count, char **arguments)
 {
     static void (*const areas[])(struct doctor *) = {
         doctor_check_metadata, doctor_check_address, doctor_check_cluster, doctor_check_rdma,      doctor_check_local,
-        doctor_check_limits,   doctor_check_network, doctor_check_memory,  doctor_check_directory,
+        doctor_check_limits,   doctor_check_network, doctor_check_memory,  doctor_check_directory, doctor_check_peer,
     };
+    struct shoal_error error;
+    struct hostport peer;
+    if (app->settings.peer && hostport_parse(&peer, app->settings.peer, &error) != SHOAL_OK)
+        return report_failure(app, &error, "--peer \"%s\" is no name of a node", app->settings.peer);
     struct doctor doctor = {.app = app, .checks = app->settings.is_json ? json_array() : NULL};
     (void)count;
     (void)arguments;
@@ -76,7 +81,14 @@ static const struct option_spec options[] = {
      .help = "The directory that payloads will be written to: its space, and its speed by a file that is written, read "
              "and gone again. Without it the space of the current one."},
     {OPTION_SIZE, 's', "size", "SIZE", NULL, offsetof(struct settings, probe_bytes),
-     .help = "How much is written for that, at most a quarter of what is free, for at most 10 s. Default: 256MiB."},
+     .help =
+         "How much is written there, at most a quarter of what is free, for at most 10 s, and how much is read from "
+         "--peer. Default: 256MiB."},
+    {OPTION_TEXT, 'p', "peer", "NAME", NULL, offsetof(struct settings, peer),
+     .help =
+         "Also the way to another node: its name, as shoal stat shows it, or HOST:PORT. Who answers, over which "
+         "transport it is reached and why not over a better one, and how fast: at most --size are read from it, for "
+         "at most 3 s."},
     {OPTION_END},
 };
 

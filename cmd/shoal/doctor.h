@@ -10,6 +10,7 @@
 #include <shoal/status.h>
 
 #include "app.h"
+#include "wire/hello.h"
 
 enum doctor_state {
     DOCTOR_OK,
@@ -40,6 +41,9 @@ int doctor_connect_to(const char *address, int timeout_ms, struct shoal_error *e
 /* Whether only this machine reaches it. */
 bool doctor_is_loopback(const struct sockaddr_storage *addr);
 
+/* Shakes hands over a connection that wants to know only who answers. false: nobody does who speaks as a node does. */
+bool doctor_ask_who(int fd, const char *cluster, int timeout_ms, struct hello *answer_out);
+
 /* Number field (from 0) in a file of numbers, as below /proc/sys; -1: it cannot be read or has fewer. */
 long long doctor_read_number(const char *path, int field);
 /* First line of a file without its end. false: it cannot be read. */
@@ -51,12 +55,13 @@ void doctor_check_metadata(struct doctor *doctor);
 void doctor_check_address(struct doctor *doctor);
 void doctor_check_cluster(struct doctor *doctor);
 void doctor_check_rdma(struct doctor *doctor);
-void doctor_check_ucx(struct doctor *doctor);
 void doctor_check_local(struct doctor *doctor);
-void doctor_check_cuda(struct doctor *doctor);
 void doctor_check_limits(struct doctor *doctor); /* after rdma: it needs locked memory */
 void doctor_check_network(struct doctor *doctor);
 void doctor_check_memory(struct doctor *doctor);
 void doctor_check_directory(struct doctor *doctor);
+
+/* Only with --peer. */
+void doctor_check_peer(struct doctor *doctor);
 
 #endif

@@ -5,17 +5,14 @@
 #include <inttypes.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
 #include "doctor.h"
-#include "wire/hello.h"
 
 #define CONNECT_TIMEOUT_MS 2000
 #define SHOWN_DEVICES 8
@@ -112,41 +109,6 @@ static void tell_devices(struct doctor *doctor, const struct sockaddr_storage *a
     freeifaddrs(devices);
 }
 
-/* --- who is there --- */
-
-/* Reads exactly len bytes. */
-static bool receive(int fd, uint8_t *to, size_t len, int64_t deadline_ms)
-{
-    while (len > 0) {
-        struct pollfd ready = {.fd = fd, .events = POLLIN};
-        if (poll(&ready, 1, deadline_poll_ms(deadline_ms)) <= 0)
-            return false;
-        ssize_t count = recv(fd, to, len, 0);
-        if (count <= 0)
-            return false;
-        to += count;
-        len -= (size_t)count;
-    }
-    return true;
-}
-
-/* The handshake of a connection that wants to know only who answers. */
-static bool ask_who(int fd, const char *cluster, struct hello *answer_out)
-{
-    int64_t deadline_ms = deadline_after_ms(CONNECT_TIMEOUT_MS);
-    uint8_t frame[HELLO_MAX_BYTES];
-    size_t len;
-    struct hello hello = {.version = HELLO_VERSION, .channel = HELLO_CHANNEL_PROBE, .instance = 1};
-    snprintf(hello.name, sizeof hello.name, "shoal-doctor");
-    snprintf(hello.cluster, sizeof hello.cluster, "%s", cluster);
-    len = hello_encode(&hello, frame);
-    if (send(fd, frame, len, MSG_NOSIGNAL) != (ssize_t)len || !receive(fd, frame, HELLO_PREFIX_BYTES, deadline_ms) ||
-        hello_frame_len(frame, &len) != SHOAL_OK || len < HELLO_PREFIX_BYTES ||
-        !receive(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES, deadline_ms))
-        return false;
-    return hello_decode(frame, len, answer_out) == SHOAL_OK;
-}
-
 static void tell_port_in_use(struct doctor *doctor, const struct sockaddr_storage *addr, socklen_t len,
                              const char *text)
 {
@@ -156,7 +118,7 @@ static void tell_port_in_use(struct doctor *doctor, const struct sockaddr_storag
     if (fd < 0)
         doctor_tell(doctor, DOCTOR_WARN, "name", "end the program that has the port, or give another port",
                     "%s: the port is in use, but a connection to it fails: %s", text, error.message);
-    else if (ask_who(fd, doctor->app->settings.cluster, &hello))
+    else if (doctor_ask_who(fd, doctor->app->settings.cluster, CONNECT_TIMEOUT_MS, &hello))
         doctor_tell(doctor, DOCTOR_WARN, "name", "that is fine while it runs; a second node needs another port",
                     "%s: the port is in use by the node %s of cluster \"%s\"", text, hello.name, hello.cluster);
     else

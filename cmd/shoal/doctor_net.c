@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
+#include "base/random.h"
 #include "doctor.h"
 
 #define SIGNAL_CHECK_MS 100 /* how late a signal may be seen */
@@ -69,6 +70,46 @@ int doctor_connect_to(const char *address, int timeout_ms, struct shoal_error *e
         return -1;
     return doctor_connect(&addr, len, timeout_ms, error);
 }
+
+/* --- who is there --- */
+
+/* Reads exactly len bytes. */
+static bool receive(int fd, uint8_t *to, size_t len, int64_t deadline_ms)
+{
+    while (len > 0) {
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        int64_t left_ms = deadline_left_ms(deadline_ms);
+        int ready_count = poll(&ready, 1, (int)(left_ms < SIGNAL_CHECK_MS ? left_ms : SIGNAL_CHECK_MS));
+        if (signals_received() || (ready_count == 0 && left_ms == 0) || (ready_count < 0 && errno != EINTR))
+            return false;
+        if (ready_count <= 0)
+            continue;
+        ssize_t count = recv(fd, to, len, 0);
+        if (count <= 0)
+            return false;
+        to += count;
+        len -= (size_t)count;
+    }
+    return true;
+}
+
+bool doctor_ask_who(int fd, const char *cluster, int timeout_ms, struct hello *answer_out)
+{
+    int64_t deadline_ms = deadline_after_ms(timeout_ms);
+    uint8_t frame[HELLO_MAX_BYTES];
+    size_t len;
+    struct hello hello = {.version = HELLO_VERSION, .channel = HELLO_CHANNEL_PROBE, .instance = random_id()};
+    snprintf(hello.name, sizeof hello.name, "shoal-doctor");
+    snprintf(hello.cluster, sizeof hello.cluster, "%s", cluster);
+    len = hello_encode(&hello, frame);
+    if (send(fd, frame, len, MSG_NOSIGNAL) != (ssize_t)len || !receive(fd, frame, HELLO_PREFIX_BYTES, deadline_ms) ||
+        hello_frame_len(frame, &len) != SHOAL_OK || len < HELLO_PREFIX_BYTES ||
+        !receive(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES, deadline_ms))
+        return false;
+    return hello_decode(frame, len, answer_out) == SHOAL_OK;
+}
+
+/* --- small files --- */
 
 long long doctor_read_number(const char *path, int field)
 {

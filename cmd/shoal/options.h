@@ -41,6 +41,7 @@ struct settings {
     /* doctor */
     const char *dir; /* NULL: the current one, whose speed is not measured */
     uint64_t probe_bytes;
+    const char *peer; /* NULL: none */
     /* man */
     bool is_markdown;
     /* kv commands */

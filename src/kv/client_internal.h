@@ -22,6 +22,7 @@
 #include "kv/service.h"
 #include "kv/session.h"
 #include "rpc/channel.h"
+#include "rpc/probe.h"
 #include "rpc/rpc.h"
 #include "tier/tier.h"
 
@@ -103,6 +104,7 @@ struct shoal_kv {
     /* direct; owned */
     struct shoal_engine *engine;
     struct rpc *rpc;
+    struct probe *probe;
     struct rpc_channels *channels;
     struct tier_backend *tiers; /* NULL: owns nothing; then no manager and no service either */
     struct session *session;

@@ -36,6 +36,7 @@ static void close_direct(struct shoal_kv *kv)
     kv_arena_destroy(kv->arena);
     rpc_channels_destroy(kv->channels);
     rpc_destroy(kv->rpc);
+    probe_destroy(kv->probe);
     shoal_engine_destroy(kv->engine);
     pool_destroy(kv->pool);
     route_cache_destroy(kv->routes);
@@ -207,6 +208,8 @@ static enum shoal_status open_parts(struct shoal_kv *kv, const struct shoal_kv_c
     status = pool_create(GROUPS_AT_A_TIME, &kv->pool, error);
     if (!status)
         status = rpc_create(engine_loop(kv->engine), engine_endpoint(kv->engine), &kv->rpc, error);
+    if (!status)
+        status = probe_create(kv->engine, kv->rpc, &kv->probe, error);
     channels_config.cluster = engine_cluster(kv->engine);
     channels_config.server_name = shoal_engine_server_name(kv->engine);
     channels_config.instance = kv->instance;

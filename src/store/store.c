@@ -120,6 +120,8 @@ static enum shoal_status create(struct shoal_store *store, const struct shoal_st
     if (!status)
         status = rpc_create(engine_loop(store->engine), engine_endpoint(store->engine), &store->rpc, error);
     if (!status)
+        status = probe_create(store->engine, store->rpc, &store->probe, error);
+    if (!status)
         status = pool_create(digest_threads(config), &store->pool, error);
     if (!status)
         status = janitor_create(store, error);
@@ -138,6 +140,7 @@ static void destroy(struct shoal_store *store)
     janitor_destroy(store);
     pool_destroy(store->pool);
     rpc_destroy(store->rpc);
+    probe_destroy(store->probe);
     shoal_engine_destroy(store->engine);
     map_release(&store->catalog);
     cond_release(&store->idle);

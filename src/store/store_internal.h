@@ -16,6 +16,7 @@
 #include "base/mutex.h"
 #include "base/pool.h"
 #include "engine/engine.h"
+#include "rpc/probe.h"
 #include "rpc/rpc.h"
 #include "store/claims.h"
 #include "store/index.h"
@@ -34,6 +35,7 @@ struct store_counters {
 struct shoal_store {
     struct shoal_engine *engine; /* owned */
     struct rpc *rpc;             /* owned */
+    struct probe *probe;         /* owned */
     struct pool *pool;           /* owned: digests */
     char *cluster;               /* owned */
     int64_t connect_timeout_ms, progress_timeout_ms, lease_ttl_ms;

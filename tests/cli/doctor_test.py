@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """shoal doctor: every check that this machine can make fail says so, and what to do; the report for programs; exit codes."""
 
+import contextlib
 import ctypes
 import http.server
 import json
@@ -10,6 +11,7 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -336,6 +338,125 @@ class DoctorTest(cli.CliTest):
         self.assertEqual(code, 1)
         self.one(checks, "directory", "FAIL", "Read-only file system")
 
+    # --- another node ---
+
+    def seed_at(self, *arguments):
+        self.make("f", b"x" * 100000)
+        name = f"127.0.0.1:{free_port()}"
+        return self.seed("n", self.dir / "f", "-n", name, *arguments), name
+
+    def test_peer(self):
+        _, name = self.seed_at()
+        checks = self.checks("--peer", name, "--size", "32M")
+        self.assertEqual([self.one(checks, "peer", "OK", name)[key] for key in ("name", "address", "listed")], [name, name, True])
+        self.assertGreater(self.one(checks, "peer call", "OK")["call_us"], 0)
+        path = self.one(checks, "peer path", "OK", "over ")
+        self.assertIn(path["transport"], ("tcp", "local"))
+        self.assertGreater(self.one(checks, "peer read", "OK")["read_us"], 0)
+        rate = self.one(checks, "peer rate", "OK")
+        self.assertGreater(rate["rate_bytes_per_s"], 0)
+        self.assertGreater(rate["bytes"], 0)
+        self.assertLessEqual(rate["bytes"], 32 << 20)
+        checks = self.checks("--peer", name, "--size", "1M", "--protocol", "tcp")
+        self.assertEqual(self.one(checks, "peer path", "OK")["transport"], "tcp")
+
+    def test_peer_by_its_address_only(self):
+        """Its metadata are elsewhere: it is found all the same."""
+        _, name = self.seed_at()
+        checks = self.checks("--peer", name, "--size", "1M", "-m", f"sqlite:{self.dir}/other.db")
+        self.assertIs(self.one(checks, "peer", "OK", "not listed")["listed"], False)
+        self.one(checks, "peer rate", "OK")
+        checks = self.checks("--peer", name, "--size", "1M", "-m", f"sqlite:{self.dir}/no/such/place.db", code=1)
+        self.one(checks, "peer", "OK")
+        self.one(checks, "peer rate", "SKIP", "no metadata service")
+
+    def test_peer_is_not_there(self):
+        self.one(self.checks("--peer", "nobody", code=1), "peer", "FAIL", "no live node has that name", advice="shoal stat")
+        self.one(self.checks("--peer", "no-such-host.invalid:1", code=1), "peer", "FAIL", "no-such-host.invalid", advice="host's name")
+        self.one(self.checks("--peer", f"127.0.0.1:{free_port()}", code=1), "peer", "FAIL", "Connection refused", advice="firewalls")
+        seed, name = self.seed_at()
+        seed.kill()  # listed until its lease ends
+        self.one(self.checks("--peer", name, code=1), "peer", "FAIL", "Connection refused")
+
+    def test_peer_of_another_cluster(self):
+        _, name = self.seed_at("--cluster", "x")
+        self.one(self.checks("--peer", name, code=1), "peer", "FAIL", "another cluster", advice="--cluster")
+
+    def test_peer_is_stopped(self):
+        seed, name = self.seed_at()
+        seed.process.send_signal(signal.SIGSTOP)
+        try:
+            self.one(self.checks("--peer", name, code=1), "peer", "FAIL", "does not answer", advice="stopped")
+        finally:
+            seed.process.send_signal(signal.SIGCONT)
+
+    def fake_node(self, answer):
+        """Shakes hands as a node does; answer(frame) is what it says to a control call (None: nothing). Its address, and an event
+        that is set once somebody has called."""
+        server = socket.create_server(("127.0.0.1", 0))
+        name = f"127.0.0.1:{server.getsockname()[1]}".encode()
+        called = threading.Event()
+
+        def receive(sock, count):
+            data = b""
+            while len(data) < count:
+                part = sock.recv(count - len(data))
+                if not part:
+                    raise ConnectionError
+                data += part
+            return data
+
+        def serve(sock):
+            with sock, contextlib.suppress(ConnectionError):
+                head = receive(sock, 8)
+                receive(sock, struct.unpack("<I", head[4:])[0] - 8)
+                fields = struct.pack("<HBBQQ", 1, 0, 0, 77, 0)
+                for text in (name, b"default"):
+                    fields += struct.pack("<H", len(text)) + text
+                fields += struct.pack("<HH", 0, 0)
+                sock.sendall(b"SHOL" + struct.pack("<I", 8 + len(fields)) + fields)
+                while True:
+                    head = receive(sock, 24)
+                    receive(sock, struct.unpack("<I", head[:4])[0])
+                    called.set()
+                    reply = answer(head)
+                    if reply is not None:
+                        sock.sendall(reply)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        self.addCleanup(server.close)
+        return name.decode(), called
+
+    @staticmethod
+    def reply(head, status, body=b""):
+        method, call = struct.unpack("<HQ", head[6:16])
+        return struct.pack("<IBBHQiI", len(body), 2, 0, method, call, status, 0) + body
+
+    def test_peer_of_an_older_version(self):
+        name, _ = self.fake_node(lambda head: self.reply(head, -20, b"unknown method"))
+        checks = self.checks("--peer", name)
+        self.one(checks, "peer", "OK", name)
+        self.one(checks, "peer rate", "SKIP", "of a version")
+
+    def test_peer_answers_nonsense(self):
+        name, _ = self.fake_node(lambda head: self.reply(head, 0, b"nonsense"))
+        self.one(self.checks("--peer", name, code=1), "peer rate", "FAIL", "malformed")
+        name, _ = self.fake_node(lambda head: b"nonsense" * 10)
+        self.one(self.checks("--peer", name, code=1), "peer rate", "FAIL", name)
+
+    def test_peer_does_not_answer_calls(self):
+        name, _ = self.fake_node(lambda head: None)
+        self.one(self.checks("--peer", name, code=1), "peer rate", "FAIL", name, advice="overloaded")
+        name, called = self.fake_node(lambda head: None)
+        command = self.start("doctor", "--peer", name)
+        self.assertTrue(called.wait(cli.DEADLINE_S))
+        self.assertEqual(command.stop(signal.SIGTERM), 143)
+
     # --- arguments ---
 
     def test_wrong_arguments(self):
@@ -343,6 +464,9 @@ class DoctorTest(cli.CliTest):
         self.fails(2, "must be a size of at least 1 byte", "doctor", "--size", "much")
         self.fails(2, "must not be empty", "doctor", "--dir", "")
         self.fails(2, "must be a duration", "doctor", "--timeout", "soon")
+        self.fails(2, "must not be empty", "doctor", "--peer", "")
+        self.fails(2, "is no name of a node", "doctor", "--peer", "a b")
+        self.fails(2, "is no name of a node", "doctor", "--peer", "host:70000")
         self.fails(2, 'too many arguments: "x"', "doctor", "x")
 
 

@@ -95,6 +95,13 @@ class Values(KvTest):
         self.put(one, "key", b"new")
         self.assertEqual(self.get(two, "key"), b"new")
 
+    def test_doctor_measures_the_way_to_a_client(self):
+        client = self.start_client()
+        out, _ = self.run_shoal("doctor", "--json", "--peer", client.address, "--size", "4M")
+        checks = {check["check"]: check for check in json.loads(out.splitlines()[-1])["checks"]}
+        self.assertIs(checks["peer"]["listed"], True)
+        self.assertEqual(checks["peer rate"]["state"], "OK", checks["peer rate"])
+
     def test_sizes_and_keys(self):
         client = self.start_client()
         other = self.start_client()
