@@ -112,7 +112,7 @@ SHOAL_API enum shoal_status shoal_kv_size(struct shoal_kv *kv, const char *key, 
 SHOAL_API enum shoal_status shoal_kv_exist(struct shoal_kv *kv, const char *key, const struct shoal_call *call,
                                            int *exists_out, struct shoal_error *error);
 
-/* When it returns OK no get finds the key any more. NOT_FOUND. */
+/* When it returns OK no get finds the key any more. NOT_FOUND. UNREACHABLE, TIMED_OUT: it may have been removed. */
 SHOAL_API enum shoal_status shoal_kv_remove(struct shoal_kv *kv, const char *key, const struct shoal_call *call,
                                             struct shoal_error *error);
 /* pattern: fnmatch(3) without flags: * ? [...]. removed_out may be NULL; set also when a later part failed. */

@@ -177,6 +177,12 @@ void kv_direct_remove(struct kv_set *set)
         status = statuses[at++];
         if (status == SHOAL_NOT_FOUND)
             error_set(&why, status, 0, "no such key");
+        else if (status == SHOAL_UNREACHABLE && error.status != status)
+            error_set(&why, status, 0,
+                      "the master's answer was lost: the key has gone, by this removal or before it, but a copy may be "
+                      "found for some seconds");
+        else if (status == SHOAL_TIMED_OUT && error.status != status)
+            error_set(&why, status, 0, "the master has just begun and waits for clients to announce");
         else if (status == error.status)
             why = error;
         else if (status)

@@ -90,7 +90,7 @@ struct session_replica {
     unsigned tier, tier_type;
 };
 struct session_route {
-    enum shoal_status status; /* OK or NOT_FOUND */
+    enum shoal_status status; /* OK or NOT_FOUND; of a removal see there */
     uint64_t object_id, len_bytes;
     size_t replica_count;
     struct session_replica *replicas; /* inside the routes' allocation */
@@ -98,7 +98,9 @@ struct session_route {
 /* routes_out: count of them, one free() frees all. At most 4096 keys. */
 enum shoal_status session_lookup(struct session *session, const char *const *keys, size_t count,
                                  const struct call *call, struct session_route **routes_out, struct shoal_error *error);
-/* Takes the routes away; the copies are the caller's to delete (their owners also hear of it by heartbeat). */
+/* Takes the routes away; the copies are the caller's to delete (their owners also hear of it by heartbeat). A status of
+ * UNREACHABLE: an answer was lost, and in the end there was no route: this removal took it away, or there was none. The
+ * owners are not known. TIMED_OUT: the master did not know the key in time. */
 enum shoal_status session_remove(struct session *session, const char *const *keys, size_t count,
                                  const struct call *call, struct session_route **routes_out, struct shoal_error *error);
 /* One owner for a new object of that size: from the targets that the last heartbeat brought while they are fresh and

@@ -44,9 +44,29 @@ static bool is_worth_retrying(struct session *session, const char *master, enum 
     }
 }
 
-/* answer: initialised, with its bound. */
-static enum shoal_status ask(struct session *session, enum master_method method, const ProtobufCMessage *request,
-                             const struct call *call, struct buf *answer, struct shoal_error *error)
+/* A request went out, and no master said what it did with it. */
+static bool is_answer_lost(bool is_sent, enum shoal_status status)
+{
+    return is_sent && (status == SHOAL_UNREACHABLE || status == SHOAL_TIMED_OUT || status == SHOAL_CLOSED);
+}
+
+/* Only a removal must know of each repetition; the others may be repeated by the channels, which is quicker. */
+static enum shoal_status call_master(struct session *session, const char *address, enum master_method method,
+                                     const struct iovec *part, const struct call *call, struct buf *answer,
+                                     bool *is_sent_out, struct shoal_error *error)
+{
+    if (method == MASTER_METHOD_REMOVE)
+        return rpc_channels_call_once_sent(session->channels, address, 0, (uint16_t)method, part, 1, call, answer,
+                                           is_sent_out, error);
+    *is_sent_out = false;
+    return rpc_channels_call(session->channels, address, 0, (uint16_t)method, part, 1, call, answer, error);
+}
+
+/* answer: initialised, with its bound. is_repeated_out: the answer is to a request that a master may have acted on
+ * before. Set for a removal only. */
+static enum shoal_status ask_telling(struct session *session, enum master_method method,
+                                     const ProtobufCMessage *request, const struct call *call, struct buf *answer,
+                                     bool *is_repeated_out, struct shoal_error *error)
 {
     size_t len = protobuf_c_message_get_packed_size(request);
     struct iovec part = {.iov_base = malloc(len ? len : 1), .iov_len = len};
@@ -58,8 +78,10 @@ static enum shoal_status ask(struct session *session, enum master_method method,
         return error_no_memory(error);
     protobuf_c_message_pack(request, part.iov_base);
     random_init(&random, session->instance ^ (uint64_t)clock_now_ns());
+    *is_repeated_out = false;
     for (unsigned attempt = 0;; attempt++) {
         char master[HOSTPORT_TEXT_BYTES], address[HOSTPORT_TEXT_BYTES];
+        bool is_sent = false;
         struct call bounded =
             session->master_count > 1 || session->meta ? call_with_timeout(call, ATTEMPT_TIMEOUT_MS) : *call;
 
@@ -67,10 +89,10 @@ static enum shoal_status ask(struct session *session, enum master_method method,
         if (!status)
             status = session_master_resolve(master, address, &trouble);
         if (!status)
-            status = rpc_channels_call(session->channels, address, 0, (uint16_t)method, &part, 1, &bounded, answer,
-                                       &trouble);
+            status = call_master(session, address, method, &part, &bounded, answer, &is_sent, &trouble);
         if (status == SHOAL_OK)
             break;
+        *is_repeated_out = *is_repeated_out || is_answer_lost(is_sent, status);
         /* What the deadline cut off says less than the failure before it. */
         if (status != SHOAL_TIMED_OUT || last.status == SHOAL_OK)
             session_master_explain(master, &trouble, &last);
@@ -89,6 +111,14 @@ static enum shoal_status ask(struct session *session, enum master_method method,
     }
     free(part.iov_base);
     return status ? error_copy(error, &last) : SHOAL_OK;
+}
+
+static enum shoal_status ask(struct session *session, enum master_method method, const ProtobufCMessage *request,
+                             const struct call *call, struct buf *answer, struct shoal_error *error)
+{
+    bool is_repeated;
+
+    return ask_telling(session, method, request, call, answer, &is_repeated, error);
 }
 
 static enum shoal_status malformed(struct session *session, struct shoal_error *error, const char *what)
@@ -128,7 +158,7 @@ static bool is_answer_valid(const routes_answer *answer, size_t key_count)
     for (size_t i = 0; i < answer->n_routes; i++) {
         const Shoal__Wire__MasterRoute *route = answer->routes[i];
 
-        if (route->status != SHOAL_OK && route->status != SHOAL_NOT_FOUND)
+        if (route->status != SHOAL_OK && route->status != SHOAL_NOT_FOUND && route->status != SHOAL_TIMED_OUT)
             return false;
         for (size_t k = 0; k < route->n_replicas; k++)
             if (route->replicas[k]->client >= answer->n_clients)
@@ -151,6 +181,14 @@ static size_t chunk_of(const char *const *keys, size_t count)
     return taken;
 }
 
+/* A removal was repeated: who had copies was in the answer that is lost, and only their next heartbeats tell them. */
+static void mark_unsure(routes_answer *answer)
+{
+    for (size_t i = 0; i < answer->n_routes; i++)
+        if (answer->routes[i]->status == SHOAL_NOT_FOUND)
+            answer->routes[i]->status = SHOAL_UNREACHABLE;
+}
+
 static enum shoal_status ask_chunk(struct session *session, enum master_method method, const char *const *keys,
                                    size_t count, const struct call *call, routes_answer **answer_out,
                                    struct shoal_error *error)
@@ -159,14 +197,17 @@ static enum shoal_status ask_chunk(struct session *session, enum master_method m
     enum shoal_status status;
     routes_answer *answer;
     struct buf body;
+    bool is_repeated;
 
     request.n_keys = count;
     request.keys = (char **)(uintptr_t)keys;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
-    status = ask(session, method, &request.base, call, &body, error);
+    status = ask_telling(session, method, &request.base, call, &body, &is_repeated, error);
     if (!status) {
         answer = shoal__wire__master_lookup_response__unpack(NULL, body.len, body.data);
         if (answer && is_answer_valid(answer, count)) {
+            if (is_repeated && method == MASTER_METHOD_REMOVE)
+                mark_unsure(answer);
             *answer_out = answer;
         } else {
             if (answer)

@@ -18,6 +18,8 @@
 #define LIST_LIMIT_DEFAULT 1000u
 #define STATUS_OPEN INT32_MAX
 
+static enum job_step step_remove(struct job *job);
+
 /* --- all jobs --- */
 
 static void job_free(struct job *job)
@@ -39,13 +41,22 @@ static void on_abort(struct rpc_request *request)
     job_free(request->arg);
 }
 
+/* CONFLICT says that nothing was done. */
+static void end_unfinished(struct job *job, enum shoal_status status, const char *text)
+{
+    if (status == SHOAL_CONFLICT && job->step == step_remove && job->routes)
+        job_fail(job, SHOAL_CLOSED, "the master is not the leader any more");
+    else
+        job_fail(job, status, text);
+}
+
 void jobs_go_on(struct job *job)
 {
     struct master_service *service = job->service;
 
     list_node_init(&job->node);
     if (!service_is_leading(service)) {
-        job_fail(job, SHOAL_CONFLICT, "");
+        end_unfinished(job, SHOAL_CONFLICT, "");
         job_free(job);
         return;
     }
@@ -141,7 +152,7 @@ void jobs_end_all(struct master_service *service, enum shoal_status status, cons
 
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         LIST_FOR_EACH_SAFE (job, lists[i], struct job, node) {
-            job_fail(job, status, text);
+            end_unfinished(job, status, text);
             job_free(job);
         }
     }

@@ -495,7 +495,7 @@ static enum shoal_status call_peer(struct exchange *exchange, uint64_t instance,
 
 static enum shoal_status run_call(struct rpc_channels *channels, const char *address, uint64_t instance,
                                   uint16_t method, const struct iovec *parts, int part_count, const struct call *call,
-                                  bool is_once, struct buf *body_out, struct shoal_error *error)
+                                  bool is_once, struct buf *body_out, bool *is_sent_out, struct shoal_error *error)
 {
     struct exchange exchange = {.channels = channels,
                                 .address = address,
@@ -522,6 +522,7 @@ static enum shoal_status run_call(struct rpc_channels *channels, const char *add
         status = call_peer(&exchange, instance, is_once, error);
     if (status)
         count(&channels->counters.failures, 1);
+    *is_sent_out = exchange.has_sent;
     return status;
 }
 
@@ -529,12 +530,24 @@ enum shoal_status rpc_channels_call(struct rpc_channels *channels, const char *a
                                     uint16_t method, const struct iovec *parts, int part_count, const struct call *call,
                                     struct buf *body_out, struct shoal_error *error)
 {
-    return run_call(channels, address, instance, method, parts, part_count, call, false, body_out, error);
+    bool is_sent;
+
+    return run_call(channels, address, instance, method, parts, part_count, call, false, body_out, &is_sent, error);
 }
 
 enum shoal_status rpc_channels_call_once(struct rpc_channels *channels, const char *address, uint64_t instance,
                                          uint16_t method, const struct iovec *parts, int part_count,
                                          const struct call *call, struct buf *body_out, struct shoal_error *error)
 {
-    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, error);
+    bool is_sent;
+
+    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, &is_sent, error);
+}
+
+enum shoal_status rpc_channels_call_once_sent(struct rpc_channels *channels, const char *address, uint64_t instance,
+                                              uint16_t method, const struct iovec *parts, int part_count,
+                                              const struct call *call, struct buf *body_out, bool *is_sent_out,
+                                              struct shoal_error *error)
+{
+    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, is_sent_out, error);
 }

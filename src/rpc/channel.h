@@ -50,6 +50,11 @@ enum shoal_status rpc_channels_call(struct rpc_channels *channels, const char *a
 enum shoal_status rpc_channels_call_once(struct rpc_channels *channels, const char *address, uint64_t instance,
                                          uint16_t method, const struct iovec *parts, int part_count,
                                          const struct call *call, struct buf *body_out, struct shoal_error *error);
+/* The same; is_sent_out is set in every case. false: the peer cannot have acted. */
+enum shoal_status rpc_channels_call_once_sent(struct rpc_channels *channels, const char *address, uint64_t instance,
+                                              uint16_t method, const struct iovec *parts, int part_count,
+                                              const struct call *call, struct buf *body_out, bool *is_sent_out,
+                                              struct shoal_error *error);
 /* A peer is known to be dead: its idle connections are closed. */
 void rpc_channels_forget(struct rpc_channels *channels, const char *address);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Questions of a session to a master that answers wrongly, not at all, or in parts. */
+#include "base/thread.h"
 #include "kv_session_fixture.h"
 
 static void lookups_of_many_long_keys_are_cut_into_requests(void **state)
@@ -80,6 +81,63 @@ static void a_question_waits_for_a_master_that_is_restarted(void **state)
     free(routes);
     fake_master_set_manner(&fixture->master, MASTER_METHOD_LOOKUP, FAKE_HOLDS);
     assert_fails(fixture, hasty_lookup, SHOAL_TIMED_OUT, fixture->master.address, "");
+}
+
+struct removal {
+    struct fixture *fixture;
+    const char *keys[2];
+    enum shoal_status status, of_key[2];
+    struct shoal_error error;
+};
+
+static void *remove_two(void *arg)
+{
+    struct removal *removal = arg;
+    struct call call = patient();
+    struct session_route *routes = NULL;
+
+    removal->status = session_remove(removal->fixture->session, removal->keys, 2, &call, &routes, &removal->error);
+    for (size_t i = 0; i < 2 && !removal->status; i++)
+        removal->of_key[i] = routes[i].status;
+    free(routes);
+    return NULL;
+}
+
+/* "missing" may be missing because the master that died had removed it. */
+static void a_removal_whose_answer_was_lost_says_so(void **state)
+{
+    struct fixture *fixture = *state;
+    struct removal removal = {.fixture = fixture, .keys = {"missing", "there"}};
+    pthread_t thread;
+
+    make_ready(fixture);
+    fake_master_set_manner(&fixture->master, MASTER_METHOD_REMOVE, FAKE_HOLDS);
+    assert_int_equal(thread_start(&thread, "remove", remove_two, &removal), 0);
+    fake_master_wait_held(&fixture->master, 1);
+    fake_master_kill(&fixture->master);
+    fake_master_set_manner(&fixture->master, MASTER_METHOD_REMOVE, FAKE_ANSWERS);
+    fake_master_revive(&fixture->master);
+    pthread_join(thread, NULL);
+    assert_int_equal(removal.status, SHOAL_OK);
+    assert_int_equal(removal.of_key[0], SHOAL_UNREACHABLE);
+    assert_int_equal(removal.of_key[1], SHOAL_OK);
+}
+
+/* Whether it meets the master that is away or the next one: nothing was asked before. */
+static void a_removal_that_was_never_sent_is_sure(void **state)
+{
+    struct fixture *fixture = *state;
+    struct removal removal = {.fixture = fixture, .keys = {"missing", "there"}};
+    pthread_t thread;
+
+    make_ready(fixture);
+    fake_master_kill(&fixture->master);
+    assert_int_equal(thread_start(&thread, "remove", remove_two, &removal), 0);
+    fake_master_revive(&fixture->master);
+    pthread_join(thread, NULL);
+    assert_int_equal(removal.status, SHOAL_OK);
+    assert_int_equal(removal.of_key[0], SHOAL_NOT_FOUND);
+    assert_int_equal(removal.of_key[1], SHOAL_OK);
 }
 
 static void targets_come_from_heartbeats_or_from_a_question(void **state)
@@ -164,6 +222,8 @@ int main(void)
         TEST(lookups_of_many_long_keys_are_cut_into_requests),
         TEST(malformed_answers_to_questions),
         TEST(a_question_waits_for_a_master_that_is_restarted),
+        TEST(a_removal_whose_answer_was_lost_says_so),
+        TEST(a_removal_that_was_never_sent_is_sure),
         TEST(targets_come_from_heartbeats_or_from_a_question),
         TEST(lists_come_in_pages),
     };
