@@ -16,6 +16,7 @@
 
 #define SETTLE_MS 1000
 #define ANNOUNCE_MS 10000
+#define ANNOUNCE_MAX_MS 600000 /* however much still comes */
 #define MAX_CLIENTS 4096u
 #define LOCAL_WEIGHT 4u
 #define WAKE_MS 20 /* held requests look again */
@@ -93,8 +94,16 @@ void service_look_settled(struct master_service *service)
 
     if (service->is_settled || age_ms < service->config.settle_ms)
         return;
-    if (registry_is_announcing(service->registry) && age_ms < service->config.settle_ms + service->config.announce_ms)
-        return;
+    if (registry_is_announcing(service->registry)) {
+        int64_t quiet_ms = clock_now_ms() - service->progress_ms;
+        if (age_ms < service->config.settle_ms + service->config.announce_ms)
+            return;
+        if (quiet_ms < service->config.announce_ms && age_ms < ANNOUNCE_MAX_MS)
+            return;
+        LOG_WARN("a client has not announced everything, and nothing came for %" PRId64
+                 " ms: what it has not announced is taken for missing",
+                 quiet_ms);
+    }
     service->is_settled = true;
     LOG_INFO("settled: %" PRIu32 " clients have announced %zu keys", registry_live_count(service->registry),
              routes_count(service->routes));
@@ -179,7 +188,7 @@ static void on_tick(void *arg)
         LOG_WARN("this process was stalled and heard nobody: all clients have %" PRId64 " ms more",
                  registry_ttl_ms(service->registry));
         if (!service->is_settled)
-            service->settle_from_ms = now_ms;
+            service->settle_from_ms = service->progress_ms = now_ms;
     }
     if (ended) {
         service->counters.expired += ended;
@@ -393,7 +402,7 @@ static enum shoal_status begin(struct master_service *service, struct shoal_erro
     service->routes = routes;
     tombstones_init(&service->tombstones, TOMBSTONES_MAX, TOMBSTONE_AGE_MS);
     service->instance = random_id();
-    service->born_ms = service->settle_from_ms = clock_now_ms();
+    service->born_ms = service->settle_from_ms = service->progress_ms = clock_now_ms();
     service->is_settled = false;
     registry_tick(registry, service->born_ms, &was_stalled); /* from here on a late one tells a stall */
     return SHOAL_OK;

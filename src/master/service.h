@@ -26,7 +26,7 @@ struct master_service_config {
     struct rpc *rpc;
     int64_t client_ttl_ms; /* 0: 10000 */
     int64_t settle_ms;     /* of its life: who lived before registers again; 0: 1000 */
-    int64_t announce_ms;   /* more of its life for what they hold; 0: 10000 */
+    int64_t announce_ms;   /* and for what they hold: so long after the last news of it; 0: 10000 */
     uint32_t max_clients;  /* 0: 4096 */
     unsigned local_weight; /* of the writer itself as a target; 0: 4 */
     bool is_standby;       /* begins as one: until master_service_lead it answers CONFLICT */

@@ -44,6 +44,7 @@ struct master_service {
     uint64_t instance;
     int64_t born_ms;        /* for the uptime */
     int64_t settle_from_ms; /* born, or the end of the last stall while not settled */
+    int64_t progress_ms;    /* when a client last announced what it had held */
     bool is_settled;        /* for good: unknown keys are unknown */
     bool is_leader;
     atomic_int_least64_t lead_until_ms; /* a lease may end while this process does not run: looked at before answers */

@@ -304,6 +304,9 @@ static enum job_step step_announce(struct job *job)
         if (job->statuses[job->next] == STATUS_OPEN)
             job->pending++;
     }
+    if (client->is_announcing && message->n_entries &&
+        message->entries[0]->kind == SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__HELD)
+        service->progress_ms = clock_now_ms();
     if (message->is_last_held)
         service_finish_announcing(service, client);
     message->is_last_held = 0; /* said once, also if the answer has to wait */

@@ -514,6 +514,45 @@ static void answers_about_unknown_keys_wait_in_the_beginning(void **state)
     teardown((void **)&fixture);
 }
 
+/* More than can be announced in announce_ms: as long as it comes, nothing is taken for missing; when it stops coming, what
+ * is missing is not waited for any longer. */
+static void announcing_may_take_long_as_long_as_it_goes_on(void **state)
+{
+    const int64_t announce_ms = 2000;
+    struct fixture *fixture = calloc(1, sizeof *fixture);
+    struct master_client *owner, *reader;
+    int64_t last_ms, gap_ms = 0, end_ms;
+    enum shoal_status status;
+
+    (void)state;
+    last_ms = clock_now_ms();
+    fixture->master = start(600000, announce_ms, announce_ms);
+    open_clients(fixture);
+    owner = &fixture->clients[0];
+    reader = &fixture->clients[1];
+    assert_int_equal(master_client_register(owner, MIB, 1000000), SHOAL_OK);
+    assert_int_equal(master_client_register(reader, MIB, 0), SHOAL_OK);
+    end_ms = clock_now_ms() + 2 * announce_ms + 500;
+    for (uint64_t id = 1; clock_now_ms() < end_ms; id++) {
+        char key[32];
+        int64_t now_ms;
+
+        snprintf(key, sizeof key, "key-%llu", (unsigned long long)id);
+        assert_int_equal(master_client_announce(owner, HELD, key, id, 1), SHOAL_OK);
+        now_ms = clock_now_ms();
+        gap_ms = now_ms - last_ms > gap_ms ? now_ms - last_ms : gap_ms;
+        last_ms = now_ms;
+    }
+    bool is_done = is_settled(fixture);
+    gap_ms = clock_now_ms() - last_ms > gap_ms ? clock_now_ms() - last_ms : gap_ms;
+    if (gap_ms < announce_ms) /* else the machine was too slow for this */
+        assert_false(is_done);
+    end_lookup(begin_lookup(reader, "missing", 0), &status);
+    assert_int_equal(status, SHOAL_NOT_FOUND);
+    assert_true(is_settled(fixture));
+    teardown((void **)&fixture);
+}
+
 static void a_lost_connection_ends_what_was_held(void **state)
 {
     struct fixture *fixture = calloc(1, sizeof *fixture);
@@ -594,6 +633,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(lists_come_in_order_and_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(malformed_requests_are_refused, setup, teardown),
         cmocka_unit_test(answers_about_unknown_keys_wait_in_the_beginning),
+        cmocka_unit_test(announcing_may_take_long_as_long_as_it_goes_on),
         cmocka_unit_test(a_lost_connection_ends_what_was_held),
         cmocka_unit_test_setup_teardown(a_standby_says_who_leads, setup, teardown),
         cmocka_unit_test_setup_teardown(metrics_tell_what_there_is, setup, teardown),
