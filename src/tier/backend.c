@@ -145,6 +145,10 @@ static enum shoal_status create_slot(struct tier_backend *backend, const struct 
     status = ops->create(config, index, backend->engine, &slot->tier, error);
     if (status != SHOAL_OK)
         return status;
+    bool is_complete = tier_ops_fill(ops, slot->tier->is_persistent, &slot->ops);
+    assert(is_complete);
+    (void)is_complete;
+    slot->tier->ops = &slot->ops;
     slot->type = config->type;
     slot->priority = config->priority;
     mutex_init(&slot->lock, RANK_TIER);

@@ -53,7 +53,8 @@ struct stripe {
 
 /* A tier in its place. */
 struct slot {
-    struct tier *tier; /* owned */
+    struct tier *tier; /* owned; its ops are those below */
+    struct tier_ops ops;
     enum tier_type type;
     int priority;
     struct mutex lock;   /* RANK_TIER; guards list and count */

@@ -186,15 +186,6 @@ static enum shoal_status dram_create(const struct tier_config *config, unsigned 
     return SHOAL_OK;
 }
 
-static enum shoal_status dram_recover(struct tier *tier, tier_recovered_fn fn, void *arg, struct shoal_error *error)
-{
-    (void)tier;
-    (void)fn;
-    (void)arg;
-    (void)error;
-    return SHOAL_OK; /* nothing outlives the process */
-}
-
 static enum shoal_status dram_allocate(struct tier *tier, uint64_t len_bytes, struct tier_space **space_out,
                                        struct shoal_error *error)
 {
@@ -242,14 +233,6 @@ static enum shoal_status dram_write(struct tier *tier, struct tier_space *space,
     return SHOAL_OK;
 }
 
-static enum shoal_status dram_seal(struct tier *tier, struct tier_space *space, struct shoal_error *error)
-{
-    (void)tier;
-    (void)space;
-    (void)error;
-    return SHOAL_OK; /* whoever had the address wrote what it wanted to */
-}
-
 static enum shoal_status dram_read(struct tier *tier, struct tier_space *space, uint64_t offset_bytes, void *out,
                                    size_t len_bytes, struct shoal_error *error)
 {
@@ -259,45 +242,13 @@ static enum shoal_status dram_read(struct tier *tier, struct tier_space *space, 
     return SHOAL_OK;
 }
 
-static enum shoal_status dram_persist(struct tier *tier, struct tier_space *space, const char *key, uint64_t object_id,
-                                      struct shoal_error *error)
-{
-    (void)tier;
-    (void)space;
-    (void)key;
-    (void)object_id;
-    (void)error;
-    return SHOAL_OK;
-}
-
-static enum shoal_status dram_forget(struct tier *tier, struct tier_space *space, bool is_durable,
-                                     struct shoal_error *error)
-{
-    (void)tier;
-    (void)space;
-    (void)is_durable;
-    (void)error;
-    return SHOAL_OK;
-}
-
-static bool dram_maintain(struct tier *tier)
-{
-    (void)tier;
-    return false;
-}
-
 const struct tier_ops tier_ops_dram = {
     .name = "DRAM",
     .create = dram_create,
     .destroy = dram_destroy,
-    .recover = dram_recover,
     .allocate = dram_allocate,
     .release = dram_release,
     .data = dram_data,
     .write = dram_write,
-    .seal = dram_seal,
     .read = dram_read,
-    .persist = dram_persist,
-    .forget = dram_forget,
-    .maintain = dram_maintain,
 };

@@ -31,6 +31,8 @@ struct tier_space {
 typedef enum shoal_status (*tier_recovered_fn)(void *arg, const char *key, uint64_t object_id, struct tier_space *space,
                                                struct shoal_error *error);
 
+/* An operation that a kind leaves out is filled in (tier_ops_fill): recover finds nothing, seal has nothing to do, a
+ * kind that is not persistent has no persist and forget, and no background work. The others must be there. */
 struct tier_ops {
     const char *name;
 
@@ -89,6 +91,9 @@ struct tier {
      * without it. */
     uint64_t used_bytes;
 };
+
+/* false: kind lacks what nothing can stand in for. */
+bool tier_ops_fill(const struct tier_ops *kind, bool is_persistent, struct tier_ops *ops_out);
 
 extern const struct tier_ops tier_ops_dram, tier_ops_storage;
 

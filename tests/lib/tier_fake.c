@@ -419,8 +419,8 @@ static void dram_destroy(struct tier *tier)
 
 static enum shoal_status dram_recover(struct tier *tier, tier_recovered_fn fn, void *arg, struct shoal_error *error)
 {
-    enum shoal_status status = fails(TIER_DRAM, TIER_FAKE_RECOVER, error);
-    return status == SHOAL_OK ? tier_ops_dram.recover(tier, fn, arg, error) : status;
+    (void)tier, (void)fn, (void)arg;
+    return fails(TIER_DRAM, TIER_FAKE_RECOVER, error);
 }
 
 static enum shoal_status dram_allocate(struct tier *tier, uint64_t len_bytes, struct tier_space **space_out,
@@ -451,8 +451,8 @@ static enum shoal_status dram_write(struct tier *tier, struct tier_space *space,
 
 static enum shoal_status dram_seal(struct tier *tier, struct tier_space *space, struct shoal_error *error)
 {
-    enum shoal_status status = fails(TIER_DRAM, TIER_FAKE_SEAL, error);
-    return status == SHOAL_OK ? tier_ops_dram.seal(tier, space, error) : status;
+    (void)tier, (void)space;
+    return fails(TIER_DRAM, TIER_FAKE_SEAL, error);
 }
 
 static enum shoal_status dram_read(struct tier *tier, struct tier_space *space, uint64_t offset_bytes, void *out,
@@ -460,23 +460,6 @@ static enum shoal_status dram_read(struct tier *tier, struct tier_space *space, 
 {
     enum shoal_status status = fails(TIER_DRAM, TIER_FAKE_READ, error);
     return status == SHOAL_OK ? tier_ops_dram.read(tier, space, offset_bytes, out, len_bytes, error) : status;
-}
-
-static enum shoal_status dram_persist(struct tier *tier, struct tier_space *space, const char *key, uint64_t object_id,
-                                      struct shoal_error *error)
-{
-    return tier_ops_dram.persist(tier, space, key, object_id, error);
-}
-
-static enum shoal_status dram_forget(struct tier *tier, struct tier_space *space, bool is_durable,
-                                     struct shoal_error *error)
-{
-    return tier_ops_dram.forget(tier, space, is_durable, error);
-}
-
-static bool dram_maintain(struct tier *tier)
-{
-    return tier_ops_dram.maintain(tier);
 }
 
 static const struct tier_ops dram_ops = {
@@ -490,9 +473,6 @@ static const struct tier_ops dram_ops = {
     .write = dram_write,
     .seal = dram_seal,
     .read = dram_read,
-    .persist = dram_persist,
-    .forget = dram_forget,
-    .maintain = dram_maintain,
 };
 
 const struct tier_ops *tier_fake_ops(enum tier_type type)

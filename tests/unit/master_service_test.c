@@ -514,8 +514,8 @@ static void answers_about_unknown_keys_wait_in_the_beginning(void **state)
     teardown((void **)&fixture);
 }
 
-/* More than can be announced in announce_ms: as long as it comes, nothing is taken for missing; when it stops coming, what
- * is missing is not waited for any longer. */
+/* More than can be announced in announce_ms: as long as it comes, nothing is taken for missing; when it stops coming,
+ * what is missing is not waited for any longer. */
 static void announcing_may_take_long_as_long_as_it_goes_on(void **state)
 {
     const int64_t announce_ms = 2000;
