@@ -10,6 +10,7 @@
 #include "kv/client_internal.h"
 #include "kv/local_internal.h"
 #include "wire/kv_local.pb-c.h"
+#include "wire/unpack.h"
 
 #define LOG_MODULE "kv"
 #include "base/log.h"
@@ -413,7 +414,7 @@ static void begin(struct local_service *service, struct rpc_request *request, en
 static void on_items(struct local_service *service, struct rpc_request *request, enum local_method method)
 {
     Shoal__Wire__LocalItemsRequest *message =
-        shoal__wire__local_items_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__local_items_request__descriptor, NULL, request->body_len, request->body);
 
     if (message)
         begin(service, request, method, &message->base, message->caller, message->n_items);
@@ -424,7 +425,7 @@ static void on_items(struct local_service *service, struct rpc_request *request,
 static void on_keys(struct local_service *service, struct rpc_request *request, enum local_method method)
 {
     Shoal__Wire__LocalKeysRequest *message =
-        shoal__wire__local_keys_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__local_keys_request__descriptor, NULL, request->body_len, request->body);
 
     if (message)
         begin(service, request, method, &message->base, message->caller, message->n_keys);
@@ -435,7 +436,7 @@ static void on_keys(struct local_service *service, struct rpc_request *request, 
 static void on_match(struct local_service *service, struct rpc_request *request, enum local_method method)
 {
     Shoal__Wire__LocalMatchRequest *message =
-        shoal__wire__local_match_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__local_match_request__descriptor, NULL, request->body_len, request->body);
 
     if (message)
         begin(service, request, method, &message->base, message->caller, 0);
@@ -446,7 +447,7 @@ static void on_match(struct local_service *service, struct rpc_request *request,
 static void on_text(struct local_service *service, struct rpc_request *request, enum local_method method)
 {
     Shoal__Wire__LocalTextRequest *message =
-        shoal__wire__local_text_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__local_text_request__descriptor, NULL, request->body_len, request->body);
 
     if (message)
         begin(service, request, method, &message->base, message->caller, 0);

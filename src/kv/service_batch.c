@@ -64,7 +64,7 @@ void kv_on_batch_read(void *arg, struct rpc_request *request)
     struct kv_service *service = arg;
     struct kv_origin whole = kv_origin_of(service, request);
     Shoal__Wire__KvBatchReadRequest *message =
-        shoal__wire__kv_batch_read_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__kv_batch_read_request__descriptor, NULL, request->body_len, request->body);
     struct kv_batch *batch;
 
     if (!message) {
@@ -87,7 +87,7 @@ void kv_on_batch_write(void *arg, struct rpc_request *request)
     struct kv_service *service = arg;
     struct kv_origin whole = kv_origin_of(service, request);
     Shoal__Wire__KvBatchWriteRequest *message =
-        shoal__wire__kv_batch_write_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__kv_batch_write_request__descriptor, NULL, request->body_len, request->body);
     struct kv_batch *batch;
 
     if (!message) {
@@ -131,7 +131,7 @@ void kv_on_query(void *arg, struct rpc_request *request)
     Shoal__Wire__KvQueryResponse__Item *items = NULL, **pointers = NULL;
 
     kv_origin_of(service, request);
-    message = shoal__wire__kv_query_request__unpack(NULL, request->body_len, request->body);
+    message = wire_unpack(&shoal__wire__kv_query_request__descriptor, NULL, request->body_len, request->body);
     if (!message) {
         kv_refuse_malformed(service, request, "query");
         return;
@@ -204,7 +204,7 @@ void kv_on_delete(void *arg, struct rpc_request *request)
     struct kv_service *service = arg;
     struct kv_origin origin = kv_origin_of(service, request);
     Shoal__Wire__KvDeleteRequest *message =
-        shoal__wire__kv_delete_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__kv_delete_request__descriptor, NULL, request->body_len, request->body);
     struct kv_job *job = NULL;
 
     if (!message) {

@@ -13,6 +13,7 @@
 #include "kv/leases.h"
 #include "kv/service.h"
 #include "wire/kv.pb-c.h"
+#include "wire/unpack.h"
 
 #define KV_JOBS_MAX 16384u                          /* requests and items that are not answered at once */
 #define KV_TRANSFERS_MAX 64u                        /* at the same time, by the engine; */

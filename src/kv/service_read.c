@@ -304,7 +304,8 @@ static void on_request(struct kv_service *service, struct rpc_request *request, 
     Shoal__Wire__KvReadRequest *message;
 
     kv_arena_init(&arena);
-    message = shoal__wire__kv_read_request__unpack(&arena.allocator, request->body_len, request->body);
+    message =
+        wire_unpack(&shoal__wire__kv_read_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {
         kv_refuse_malformed(service, request, is_pin_only ? "pin" : "read");
         return;

@@ -210,7 +210,8 @@ void kv_on_write(void *arg, struct rpc_request *request)
     Shoal__Wire__KvWriteRequest *message;
 
     kv_arena_init(&arena);
-    message = shoal__wire__kv_write_request__unpack(&arena.allocator, request->body_len, request->body);
+    message =
+        wire_unpack(&shoal__wire__kv_write_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {
         kv_refuse_malformed(service, request, "write");
         return;

@@ -12,6 +12,7 @@
 #include "master/service.h"
 #include "master/tombstones.h"
 #include "wire/master.pb-c.h"
+#include "wire/unpack.h"
 
 #define MASTER_BATCH_MAX 4096u
 #define MASTER_DROPS_PER_HEARTBEAT 1024u

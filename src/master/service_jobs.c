@@ -164,7 +164,7 @@ void jobs_end_all(struct master_service *service, enum shoal_status status, cons
 static ProtobufCMessage *unpack_batch(struct master_service *service, struct rpc_request *request,
                                       const ProtobufCMessageDescriptor *descriptor)
 {
-    ProtobufCMessage *message = protobuf_c_message_unpack(descriptor, NULL, request->body_len, request->body);
+    ProtobufCMessage *message = wire_unpack(descriptor, NULL, request->body_len, request->body);
 
     if (!message)
         service_refuse_malformed(service, request);

@@ -161,7 +161,7 @@ void register_on_request(void *arg, struct rpc_request *request)
 
     if (!service_admits(service, request, METHOD_REGISTER))
         return;
-    message = shoal__wire__master_register_request__unpack(NULL, request->body_len, request->body);
+    message = wire_unpack(&shoal__wire__master_register_request__descriptor, NULL, request->body_len, request->body);
     if (!message || !message->client) {
         service_refuse_malformed(service, request);
         goto free_message;
