@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv/leases.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,6 +63,7 @@ static void forget(struct leases *leases, struct lease *lease)
     map_remove_u64(&leases->by_id, lease->id);
     if (lease->holding.staging)
         leases->staging_count--;
+    leases->bytes -= lease->holding.len_bytes;
     lease->peer->count--;
     peer_drop_if_unused(leases, lease->peer);
     free(lease);
@@ -103,6 +105,15 @@ enum shoal_status leases_add(struct leases *leases, const char *peer_name, const
         return error_set(error, SHOAL_LIMIT, 0, "all %zu pins of data outside DRAM are taken",
                          leases->config.max_staging);
     }
+    if (leases->config.max_bytes && leases->bytes &&
+        (holding->len_bytes > leases->config.max_bytes ||
+         leases->bytes > leases->config.max_bytes - holding->len_bytes)) {
+        leases->refused++;
+        return error_set(error, SHOAL_LIMIT, 0,
+                         "leases hold %" PRIu64 " bytes of this owner already, of at most %" PRIu64
+                         ": no room for %" PRIu64,
+                         leases->bytes, leases->config.max_bytes, holding->len_bytes);
+    }
     peer = peer_get(leases, peer_name);
     if (!peer)
         return error_no_memory(error);
@@ -123,6 +134,7 @@ enum shoal_status leases_add(struct leases *leases, const char *peer_name, const
     peer->count++;
     if (holding->staging)
         leases->staging_count++;
+    leases->bytes += holding->len_bytes;
     list_push_back(&leases->by_time, &lease->node);
     *id_out = lease->id;
     return SHOAL_OK;

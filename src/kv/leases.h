@@ -33,11 +33,13 @@ struct lease_holding {
     struct tier_allocation *allocation;
     struct kv_window *window; /* by which the peer may WRITE */
     uint64_t object_id;       /* for the commit; 0: a new one */
+    uint64_t len_bytes;       /* of what cannot be evicted meanwhile */
 };
 
 struct leases_config {
     int64_t lease_ms;
     size_t max, max_per_peer, max_staging; /* at the same time */
+    uint64_t max_bytes;                    /* of all together, but for a single one; 0: any */
     /* Gives back what an expired lease held. */
     void (*release)(void *arg, const struct lease_holding *holding);
     void *arg;
@@ -49,6 +51,7 @@ struct leases {
     struct map by_peer;  /* server name -> struct lease_peer, owned */
     struct list by_time; /* struct lease; all last equally long, so the oldest renewal expires first */
     size_t staging_count;
+    uint64_t bytes;
     uint64_t expired, refused; /* counters */
 };
 

@@ -117,6 +117,19 @@ static void service_free(struct kv_service *service)
     free(service);
 }
 
+/* Half of the tiers: the rest can always be evicted for puts. */
+static uint64_t lease_bytes_max(struct tier_backend *backend)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < tier_count(backend); i++) {
+        struct tier_usage usage;
+        tier_usage(backend, (unsigned)i, &usage);
+        bytes += usage.capacity_bytes / 2;
+    }
+    return bytes;
+}
+
 enum shoal_status kv_service_create(const struct kv_service_config *config, struct kv_service **service_out,
                                     struct shoal_error *error)
 {
@@ -155,6 +168,7 @@ enum shoal_status kv_service_create(const struct kv_service_config *config, stru
                                                           .max = KV_LEASES_MAX,
                                                           .max_per_peer = KV_LEASES_PER_PEER_MAX,
                                                           .max_staging = KV_STAGING_PINS_MAX,
+                                                          .max_bytes = lease_bytes_max(service->backend),
                                                           .release = kv_lease_release,
                                                           .arg = service});
     args.service = service;
@@ -296,7 +310,8 @@ bool kv_service_metrics(struct kv_service *service, struct buf *out)
             {"service_transfer_bytes", "", "gauge", "Bytes of the values being transferred.", snapshot.transfer_bytes},
             {"leases", "", "gauge", "Pins and held writes of peers.", snapshot.leases},
             {"leases_expired_total", "", "counter", "Leases that nobody renewed in time.", snapshot.expired},
-            {"leases_refused_total", "", "counter", "Leases refused because of their number.", snapshot.refused},
+            {"leases_refused_total", "", "counter", "Leases refused because of their number or bytes.",
+             snapshot.refused},
         };
 
         return append_methods(out, "service_requests_total", "Requests of peers.", c->requests) &&

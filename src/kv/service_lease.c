@@ -58,11 +58,13 @@ enum shoal_status kv_lease_add(struct kv_service *service, const struct kv_origi
                                const struct lease_holding *holding, uint64_t *id_out, struct shoal_error *error)
 {
     const char *peer = kv_origin_peer(origin);
+    struct lease_holding counted = *holding;
     enum shoal_status status;
 
+    counted.len_bytes = holding->object ? tier_object_len(holding->object) : tier_allocation_len(holding->allocation);
     if (!peer || service->is_stopping)
         return error_set(error, SHOAL_CANCELED, 0, "the caller or the owner is leaving");
-    status = leases_add(&service->leases, peer, holding, clock_now_ms(), id_out, error);
+    status = leases_add(&service->leases, peer, &counted, clock_now_ms(), id_out, error);
     if (!status)
         kv_arm(service);
     else if (status == SHOAL_LIMIT)
@@ -155,7 +157,8 @@ void kv_on_pre_write(void *arg, struct rpc_request *request)
     Shoal__Wire__KvPreWriteRequest *message;
 
     kv_arena_init(&arena);
-    message = shoal__wire__kv_pre_write_request__unpack(&arena.allocator, request->body_len, request->body);
+    message =
+        wire_unpack(&shoal__wire__kv_pre_write_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {
         kv_refuse_malformed(service, request, "pre-write");
         return;
@@ -206,7 +209,7 @@ void kv_on_write_commit(void *arg, struct rpc_request *request)
     struct kv_service *service = arg;
     struct kv_origin origin = kv_origin_of(service, request);
     Shoal__Wire__KvLeaseRequest *message =
-        shoal__wire__kv_lease_request__unpack(NULL, request->body_len, request->body);
+        wire_unpack(&shoal__wire__kv_lease_request__descriptor, NULL, request->body_len, request->body);
 
     if (!message) {
         kv_refuse_malformed(service, request, "write commit");
@@ -230,7 +233,7 @@ static void for_each_lease(struct kv_service *service, struct rpc_request *reque
     int32_t *statuses = NULL;
 
     kv_origin_of(service, request);
-    message = shoal__wire__kv_lease_request__unpack(NULL, request->body_len, request->body);
+    message = wire_unpack(&shoal__wire__kv_lease_request__descriptor, NULL, request->body_len, request->body);
     if (!message) {
         kv_refuse_malformed(service, request, what);
         return;

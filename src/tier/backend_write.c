@@ -276,6 +276,11 @@ void *tier_allocation_data(const struct tier_allocation *allocation)
     return tier->ops->data(tier, object->space);
 }
 
+uint64_t tier_allocation_len(const struct tier_allocation *allocation)
+{
+    return const_object_of(allocation)->len_bytes;
+}
+
 uint64_t tier_allocation_memory_key(const struct tier_allocation *allocation)
 {
     return object_slot(const_object_of(allocation))->tier->memory_key;

@@ -67,6 +67,7 @@ enum shoal_status tier_allocate(struct tier_backend *backend, const char *key, u
                                 struct tier_allocation **allocation_out, struct shoal_error *error);
 /* Where to write; NULL if the object does not lie in DRAM (then tier_write). Stable until commit or drop. */
 void *tier_allocation_data(const struct tier_allocation *allocation);
+uint64_t tier_allocation_len(const struct tier_allocation *allocation);
 /* Key of the engine's registration of that memory; 0 without engine. */
 uint64_t tier_allocation_memory_key(const struct tier_allocation *allocation);
 /* Copies into the object. DRAM: never blocks. STORAGE: blocks; in order, offsets multiples of TIER_STAGING_BYTES except

@@ -156,6 +156,40 @@ static void they_are_bounded(void **state)
     leases_release(&leases);
 }
 
+static enum shoal_status pin_bytes(struct leases *leases, uint8_t *object, uint64_t len_bytes, uint64_t *id_out,
+                                   struct shoal_error *error)
+{
+    struct lease_holding holding = {.kind = LEASE_PIN, .object = (struct tier_object *)object, .len_bytes = len_bytes};
+    return leases_add(leases, "a", &holding, 0, id_out, error);
+}
+
+static void their_bytes_are_bounded(void **state)
+{
+    uint8_t objects[4] = {0};
+    struct lease_holding taken;
+    struct leases leases;
+    struct shoal_error error;
+    unsigned total;
+    uint64_t id, second;
+    (void)state;
+    make(&leases, &total);
+    leases.config.max_bytes = 1000;
+    /* Larger than all that may be held: alone it may be read. */
+    assert_int_equal(pin_bytes(&leases, &objects[0], 5000, &id, NULL), SHOAL_OK);
+    assert_int_equal(pin_bytes(&leases, &objects[1], 1, &second, &error), SHOAL_LIMIT);
+    assert_non_null(strstr(error.message, "5000 bytes"));
+    assert_int_equal(leases_take(&leases, id, LEASE_PIN, &taken), SHOAL_OK);
+    assert_int_equal(pin_bytes(&leases, &objects[1], 600, &id, NULL), SHOAL_OK);
+    assert_int_equal(pin_bytes(&leases, &objects[2], 401, &second, NULL), SHOAL_LIMIT);
+    assert_int_equal(pin_bytes(&leases, &objects[2], UINT64_MAX, &second, NULL), SHOAL_LIMIT);
+    assert_int_equal(pin_bytes(&leases, &objects[2], 400, &second, NULL), SHOAL_OK);
+    assert_int_equal(leases.refused, 3);
+    leases_expire(&leases, LEASE_MS);
+    assert_int_equal(total, 2);
+    assert_int_equal(pin_bytes(&leases, &objects[3], 1000, &id, NULL), SHOAL_OK);
+    leases_release(&leases);
+}
+
 static void a_stall_of_the_owner_expires_nothing(void **state)
 {
     uint8_t object = 0;
@@ -175,11 +209,9 @@ static void a_stall_of_the_owner_expires_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_lease_ends_by_time),
-        cmocka_unit_test(a_renewed_lease_stays),
-        cmocka_unit_test(a_taken_lease_is_the_callers),
-        cmocka_unit_test(they_are_bounded),
-        cmocka_unit_test(a_stall_of_the_owner_expires_nothing),
+        cmocka_unit_test(a_lease_ends_by_time),         cmocka_unit_test(a_renewed_lease_stays),
+        cmocka_unit_test(a_taken_lease_is_the_callers), cmocka_unit_test(they_are_bounded),
+        cmocka_unit_test(their_bytes_are_bounded),      cmocka_unit_test(a_stall_of_the_owner_expires_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
