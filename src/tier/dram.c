@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "tier/allocator.h"
+#include "tier/memory_limit.h"
 #include "tier/tier_ops.h"
 
 #define LOG_MODULE "tier"
@@ -53,14 +54,13 @@ static struct dram_space *space_of(const struct tier_space *space)
 
 /* --- memory --- */
 
-static bool claim_memory(uint64_t bytes, uint64_t *physical_out)
+static bool claim_memory(uint64_t bytes, uint64_t *limit_out)
 {
-    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     uint64_t mapped = __atomic_load_n(&all_mapped_bytes, __ATOMIC_RELAXED);
 
-    *physical_out = pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : UINT64_MAX;
+    *limit_out = memory_limit_bytes();
     do {
-        if (bytes > *physical_out || mapped > *physical_out - bytes)
+        if (bytes > *limit_out || mapped > *limit_out - bytes)
             return false;
     } while (!__atomic_compare_exchange_n(&all_mapped_bytes, &mapped, mapped + bytes, false, __ATOMIC_RELAXED,
                                           __ATOMIC_RELAXED));
@@ -146,7 +146,7 @@ static enum shoal_status dram_create(const struct tier_config *config, unsigned 
                                      struct tier **tier_out, struct shoal_error *error)
 {
     struct dram *dram;
-    uint64_t physical;
+    uint64_t limit_bytes;
     enum shoal_status status;
 
     if (config->capacity_bytes < UNIT_BYTES)
@@ -156,12 +156,12 @@ static enum shoal_status dram_create(const struct tier_config *config, unsigned 
     dram = calloc(1, sizeof *dram);
     if (!dram)
         return error_no_memory(error);
-    if (!claim_memory(config->capacity_bytes / UNIT_BYTES * UNIT_BYTES, &physical)) {
+    if (!claim_memory(config->capacity_bytes / UNIT_BYTES * UNIT_BYTES, &limit_bytes)) {
         free(dram);
         return error_set(error, SHOAL_NO_MEMORY, 0,
                          "tier %u (DRAM): capacity of %" PRIu64 " bytes, with the other DRAM tiers of this process, is "
-                         "more than the %" PRIu64 " bytes of memory of this machine",
-                         index, config->capacity_bytes, physical);
+                         "more than the %" PRIu64 " bytes of memory of this machine or control group",
+                         index, config->capacity_bytes, limit_bytes);
     }
     mutex_init(&dram->lock, RANK_TIER_SPACE);
     dram->engine = engine;
