@@ -2,6 +2,7 @@
 #include "base/hostport.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -124,6 +125,38 @@ void sockaddr_format(const struct sockaddr *addr, char text_out[HOSTPORT_TEXT_BY
         return;
     }
     hostport_format(host, (uint16_t)strtoul(port, NULL, 10), text_out);
+}
+
+static bool is_loopback(const struct sockaddr *addr)
+{
+    if (addr->sa_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr);
+    return ntohl(((const struct sockaddr_in *)(const void *)addr)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+enum shoal_status socket_bind_source(int fd, const struct sockaddr *source, const struct sockaddr *peer,
+                                     struct shoal_error *error)
+{
+    struct sockaddr_storage host = {.ss_family = source->sa_family};
+    socklen_t len = source->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    char text[HOSTPORT_TEXT_BYTES];
+    int one = 1, saved;
+
+    if (source->sa_family != peer->sa_family || (is_loopback(source) && !is_loopback(peer)))
+        return SHOAL_OK;
+    memcpy(&host, source, len);
+    if (source->sa_family == AF_INET6)
+        ((struct sockaddr_in6 *)(void *)&host)->sin6_port = 0;
+    else
+        ((struct sockaddr_in *)(void *)&host)->sin_port = 0;
+    /* The port is chosen by connect: one port then serves many peers. */
+    setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
+    if (bind(fd, (const struct sockaddr *)&host, len) == 0)
+        return SHOAL_OK;
+    saved = errno;
+    sockaddr_format((const struct sockaddr *)&host, text);
+    return error_set(error, SHOAL_UNREACHABLE, saved, "cannot send from %s: %s%s", text, strerror(saved),
+                     saved == EADDRNOTAVAIL ? " (not an address of this machine any more)" : "");
 }
 
 enum shoal_status hostport_resolve(const char *host, uint16_t port, struct sockaddr_storage *addr_out,

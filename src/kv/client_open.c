@@ -212,6 +212,7 @@ static enum shoal_status open_parts(struct shoal_kv *kv, const struct shoal_kv_c
         status = probe_create(kv->engine, kv->rpc, &kv->probe, error);
     channels_config.cluster = engine_cluster(kv->engine);
     channels_config.server_name = shoal_engine_server_name(kv->engine);
+    channels_config.source = engine_address(kv->engine);
     channels_config.instance = kv->instance;
     if (!status)
         status = rpc_channels_create(&channels_config, &kv->channels, error);

@@ -16,9 +16,10 @@ struct byte_channel;
 
 struct byte_channel_ops {
     const char *name;
-    /* Connects to "ip:port". UNREACHABLE, TIMED_OUT, CANCELED, ADDRESS, LIMIT (descriptors), NO_MEMORY. */
-    enum shoal_status (*dial)(const char *address, const struct call *call, struct byte_channel **channel_out,
-                              struct shoal_error *error);
+    /* Connects to "ip:port", from the host of source ("ip:port"; NULL: any). UNREACHABLE, TIMED_OUT, CANCELED, ADDRESS,
+     * LIMIT (descriptors), NO_MEMORY. */
+    enum shoal_status (*dial)(const char *address, const char *source, const struct call *call,
+                              struct byte_channel **channel_out, struct shoal_error *error);
     /* All of it or an error. UNREACHABLE: the peer closed or reset; TIMED_OUT. parts are used up. */
     enum shoal_status (*send)(struct byte_channel *channel, struct iovec *parts, int count, int64_t deadline_ms,
                               struct shoal_error *error);

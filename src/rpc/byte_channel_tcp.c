@@ -108,16 +108,18 @@ static enum shoal_status finish_connect(int fd, const struct call *call, struct 
     return SHOAL_OK;
 }
 
-static enum shoal_status tcp_dial(const char *address, const struct call *call, struct byte_channel **channel_out,
-                                  struct shoal_error *error)
+static enum shoal_status tcp_dial(const char *address, const char *source, const struct call *call,
+                                  struct byte_channel **channel_out, struct shoal_error *error)
 {
-    struct sockaddr_storage addr;
+    struct sockaddr_storage addr, from;
     struct byte_channel *channel;
     socklen_t len = 0;
     enum shoal_status status;
     int one = 1, saved, flags;
 
-    status = numeric_address(address, &addr, &len, error);
+    status = source ? numeric_address(source, &from, &len, error) : SHOAL_OK;
+    if (!status)
+        status = numeric_address(address, &addr, &len, error);
     if (status)
         return status;
     channel = calloc(1, sizeof *channel);
@@ -128,6 +130,11 @@ static enum shoal_status tcp_dial(const char *address, const struct call *call, 
         saved = errno;
         status = error_set(error, SHOAL_LIMIT, saved, "cannot open a socket: %s", strerror(saved));
         goto free_channel;
+    }
+    if (source) {
+        status = socket_bind_source(channel->fd, (const struct sockaddr *)&from, (const struct sockaddr *)&addr, error);
+        if (status)
+            goto close_fd;
     }
     setsockopt(channel->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (connect(channel->fd, (const struct sockaddr *)&addr, len) != 0) {

@@ -40,6 +40,7 @@ struct rpc_channels {
     const struct byte_channel_ops *ops;
     unsigned max_idle_per_peer, max_idle;
     int64_t idle_ms, connect_timeout_ms;
+    char source[HOSTPORT_TEXT_BYTES];      /* "": any */
     struct rpc_channels_counters counters; /* atomic, relaxed; but for idle */
 
     struct mutex mutex;           /* RANK_RPC: guards what follows; nothing is opened or closed under it */
@@ -66,6 +67,8 @@ enum shoal_status rpc_channels_create(const struct rpc_channels_config *config, 
     if (!config->server_name || strlen(config->server_name) > HELLO_NAME_MAX_BYTES)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "server name must have at most %d bytes",
                          HELLO_NAME_MAX_BYTES);
+    if (config->source && strlen(config->source) >= sizeof channels->source)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "'%.100s...' is not an address", config->source);
     if (!ops)
         status = byte_channel_find(NULL, &ops, error);
     if (status)
@@ -77,6 +80,7 @@ enum shoal_status rpc_channels_create(const struct rpc_channels_config *config, 
         (struct hello){.version = HELLO_VERSION, .channel = HELLO_CHANNEL_CONTROL, .instance = config->instance};
     snprintf(channels->hello.name, sizeof channels->hello.name, "%s", config->server_name);
     snprintf(channels->hello.cluster, sizeof channels->hello.cluster, "%s", config->cluster);
+    snprintf(channels->source, sizeof channels->source, "%s", config->source ? config->source : "");
     channels->ops = ops;
     channels->max_idle_per_peer = config->max_idle_per_peer ? config->max_idle_per_peer : DEFAULT_MAX_IDLE_PER_PEER;
     channels->max_idle = config->max_idle ? config->max_idle : DEFAULT_MAX_IDLE;
@@ -315,7 +319,8 @@ static enum shoal_status dial(struct rpc_channels *channels, const char *address
     *channel = (struct channel){.ops = channels->ops};
     snprintf(channel->address, sizeof channel->address, "%s", address);
     count(&channels->counters.dials, 1);
-    status = channel->ops->dial(address, &bounded, &channel->bytes, error);
+    status =
+        channel->ops->dial(address, channels->source[0] ? channels->source : NULL, &bounded, &channel->bytes, error);
     if (status) {
         error_prefix(error, "%s", address);
         free(channel);

@@ -21,6 +21,7 @@ struct rpc_channels;
 
 struct rpc_channels_config {
     const char *cluster, *server_name;  /* of this node, for the handshake; copied */
+    const char *source;                 /* "ip:port" of this node, which connections come from; NULL: any; copied */
     uint64_t instance;                  /* of this node */
     const struct byte_channel_ops *ops; /* NULL: byte_channel_find(MC_RPC_PROTOCOL or "tcp") */
     unsigned max_idle_per_peer;         /* kept open; 0: 32 */

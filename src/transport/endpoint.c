@@ -327,6 +327,7 @@ static enum shoal_status bind_listener(struct endpoint *endpoint, const struct e
     endpoint->port = ntohs(addr.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)(const void *)&addr)->sin6_port
                                                       : ((const struct sockaddr_in *)(const void *)&addr)->sin_port);
     sockaddr_format((const struct sockaddr *)&addr, endpoint->address);
+    endpoint->bound = addr;
     return SHOAL_OK;
 }
 

@@ -51,9 +51,10 @@ void endpoint_set_handler(struct endpoint *endpoint, enum hello_channel channel,
 /* Any thread. An accepted connection was closed. */
 void endpoint_released(struct endpoint *endpoint);
 
-/* Dials a peer. fn runs exactly once on the loop thread, never from inside endpoint_dial: OK with a connected
- * descriptor (owned by the callee), or UNREACHABLE (refused, no route, reset, name of another instance), TIMED_OUT,
- * PROTOCOL, LIMIT (peer is full), CANCELED, with error filled. wanted_instance 0: any. Loop thread only. */
+/* Dials a peer, from the address that is bound. fn runs exactly once on the loop thread, never from inside
+ * endpoint_dial: OK with a connected descriptor (owned by the callee), or UNREACHABLE (refused, no route, reset, name
+ * of another instance), TIMED_OUT, PROTOCOL, LIMIT (peer is full), CANCELED, with error filled. wanted_instance 0: any.
+ * Loop thread only. */
 typedef void (*endpoint_dial_fn)(void *arg, enum shoal_status status, int fd, const struct hello *peer,
                                  const struct shoal_error *error);
 struct endpoint_dial;

@@ -212,6 +212,10 @@ enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, 
         status = error_set(error, SHOAL_LIMIT, saved, "cannot open a socket: %s", strerror(saved));
         goto discard;
     }
+    status =
+        socket_bind_source(dial->fd, (const struct sockaddr *)&endpoint->bound, (const struct sockaddr *)&addr, error);
+    if (status != SHOAL_OK)
+        goto discard;
     status = loop_timer_init(&dial->timer, endpoint->loop, dial_late, dial, error);
     if (status != SHOAL_OK)
         goto discard;

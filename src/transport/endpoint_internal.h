@@ -22,6 +22,7 @@ struct endpoint {
     char name[HELLO_NAME_MAX_BYTES + 1];
     char cluster[HELLO_CLUSTER_MAX_BYTES + 1];
     char address[HOSTPORT_TEXT_BYTES];
+    struct sockaddr_storage bound; /* address, for dials */
 
     /* loop thread */
     struct loop_io listen_io;

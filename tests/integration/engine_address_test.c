@@ -266,12 +266,122 @@ static void test_second_device(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* --- where connections come from --- */
+
+static int listen_at(const char *host, char name_out[HOSTPORT_TEXT_BYTES])
+{
+    struct sockaddr_storage addr;
+    socklen_t len;
+    const struct timeval patience = {.tv_sec = 30}; /* for accept */
+    int fd;
+
+    if (hostport_resolve(host, 0, &addr, &len, NULL) != SHOAL_OK)
+        return -1;
+    fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&addr, len) != 0 || listen(fd, 1) != 0 ||
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) != 0 ||
+        getsockname(fd, (struct sockaddr *)&addr, &len) != 0)
+        return -1;
+    sockaddr_format((struct sockaddr *)&addr, name_out);
+    return fd;
+}
+
+/* The address that a data connection of the node own comes from, as a peer listening at host sees it. */
+static bool source_of_dial(const char *own, const char *host, char source_out[HOSTPORT_TEXT_BYTES])
+{
+    struct shoal_request request = {.op = SHOAL_OP_READ, .remote_addr = 4096, .len_bytes = 1};
+    char peer[HOSTPORT_TEXT_BYTES];
+    int listener = listen_at(host, peer), fd;
+    struct shoal_engine *engine = NULL;
+    struct shoal_segment *segment = NULL;
+    struct shoal_batch *batch = NULL;
+    struct sockaddr_storage addr;
+    socklen_t len = sizeof addr;
+    bool is_known = false;
+    uint8_t byte = 0;
+
+    request.local = &byte;
+    if (listener < 0 || try_name(own, &engine, NULL) != SHOAL_OK)
+        goto out;
+    if (shoal_engine_register_memory(engine, &byte, 1, NULL, SHOAL_ACCESS_LOCAL, NULL, NULL) != SHOAL_OK ||
+        engine_segment_create(engine, peer, peer, 7, &segment, NULL) != SHOAL_OK ||
+        shoal_batch_create(engine, 1, &batch, NULL) != SHOAL_OK)
+        goto out;
+    request.segment = segment;
+    if (shoal_batch_submit(batch, &request, 1, NULL) != SHOAL_OK)
+        goto out;
+    fd = accept(listener, (struct sockaddr *)&addr, &len);
+    if (fd >= 0) {
+        sockaddr_format((struct sockaddr *)&addr, source_out);
+        is_known = true;
+        close(fd);
+    }
+
+out:
+    shoal_batch_destroy(batch);
+    shoal_segment_close(segment);
+    shoal_engine_destroy(engine);
+    if (listener >= 0)
+        close(listener);
+    return is_known;
+}
+
+/* Without a bound source the kernel would take the address that it listens at. */
+static void test_source_address(void **state)
+{
+    char source[HOSTPORT_TEXT_BYTES];
+
+    (void)state;
+    assert_true(source_of_dial("127.0.0.53", "127.0.0.1", source));
+    assert_memory_equal(source, "127.0.0.53:", 11);
+    assert_true(source_of_dial("127.0.0.1", "127.0.0.53", source));
+    assert_memory_equal(source, "127.0.0.1:", 10);
+    /* Another family: the kernel chooses. */
+    assert_true(source_of_dial("::1", "127.0.0.1", source));
+    assert_memory_equal(source, "127.0.0.1:", 10);
+}
+
+/* Exit status of the child. */
+static int dial_from_second_device(int netns_fd)
+{
+    char source[HOSTPORT_TEXT_BYTES] = "";
+
+    if (setns(netns_fd, CLONE_NEWNET) != 0 || !source_of_dial("10.99.2.1", "10.99.1.1", source) ||
+        strncmp(source, "10.99.2.1:", 10) != 0)
+        return 1;
+    /* The default name of a command: reaches other addresses all the same. */
+    if (!source_of_dial("127.0.0.1", "10.99.1.1", source) || strncmp(source, "10.99.1.1:", 10) != 0)
+        return 2;
+    return 0;
+}
+
+static void test_source_device(void **state)
+{
+    int netns_fd = netns_create("ip link add aaa0 type bridge; ip addr add 10.99.1.1/24 dev aaa0; ip link set aaa0 up; "
+                                "ip link add zzz0 type bridge; ip addr add 10.99.2.1/24 dev zzz0; ip link set zzz0 up");
+    int status = 0;
+    pid_t child;
+
+    (void)state;
+    if (netns_fd < 0)
+        skip();
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(dial_from_second_device(netns_fd));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    close(netns_fd);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define CASE(fn) cmocka_unit_test_setup_teardown(fn, fixture_setup, fixture_teardown)
-        CASE(test_good_names),  CASE(test_bad_names),   CASE(test_bad_config),         CASE(test_ipv6),
-        CASE(test_port_in_use), CASE(test_name_in_use), CASE(test_restart_after_kill), CASE(test_second_device),
+        CASE(test_good_names),     CASE(test_bad_names),     CASE(test_bad_config),         CASE(test_ipv6),
+        CASE(test_port_in_use),    CASE(test_name_in_use),   CASE(test_restart_after_kill), CASE(test_second_device),
+        CASE(test_source_address), CASE(test_source_device),
     };
 
     return cmocka_run_group_tests_name("engine address", tests, NULL, NULL);

@@ -3,6 +3,7 @@
 #include "unit.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 
 #include "base/hostport.h"
 
@@ -174,6 +175,45 @@ static void an_unknown_host_is_an_address_error(void **state)
     assert_int_equal(len, 77);
 }
 
+/* What a connection from source to peer would begin at; NULL: an error. */
+static const char *bound_source(const char *source, const char *peer, struct shoal_error *error)
+{
+    static char text[HOSTPORT_TEXT_BYTES];
+    struct sockaddr_storage from, to, bound;
+    socklen_t len;
+    int fd;
+    enum shoal_status status;
+
+    assert_int_equal(hostport_resolve(source, 4711, &from, &len, NULL), SHOAL_OK);
+    assert_int_equal(hostport_resolve(peer, 80, &to, &len, NULL), SHOAL_OK);
+    fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    status = socket_bind_source(fd, (const struct sockaddr *)&from, (const struct sockaddr *)&to, error);
+    len = sizeof bound;
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&bound, &len), 0);
+    sockaddr_format((const struct sockaddr *)&bound, text);
+    close(fd);
+    return status == SHOAL_OK ? text : NULL;
+}
+
+static void source_of_a_connection(void **state)
+{
+    struct shoal_error error;
+
+    (void)state;
+    assert_string_equal(bound_source("127.0.0.53", "127.0.0.1", &error), "127.0.0.53:0");
+    assert_string_equal(bound_source("::1", "::1", &error), "[::1]:0");
+    /* Loopback reaches no other host, a family no other family: the kernel chooses. */
+    assert_string_equal(bound_source("127.0.0.1", "192.0.2.1", &error), "0.0.0.0:0");
+    assert_string_equal(bound_source("::1", "2001:db8::1", &error), "[::]:0");
+    assert_string_equal(bound_source("::1", "127.0.0.1", &error), "0.0.0.0:0");
+    assert_null(bound_source("192.0.2.1", "192.0.2.2", &error));
+    assert_int_equal(error.status, SHOAL_UNREACHABLE);
+    assert_int_equal(error.sys_errno, EADDRNOTAVAIL);
+    assert_non_null(strstr(error.message, "cannot send from 192.0.2.1:0"));
+    assert_non_null(strstr(error.message, "not an address of this machine any more"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -183,6 +223,7 @@ int main(void)
         cmocka_unit_test(format_is_canonical),
         cmocka_unit_test(numeric_hosts_resolve_to_themselves),
         cmocka_unit_test(an_unknown_host_is_an_address_error),
+        cmocka_unit_test(source_of_a_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -764,6 +764,33 @@ static void many_threads_share_the_connections(void **state)
     assert_in_range(counters.idle, 0, THREADS / 2);
 }
 
+static void connections_come_from_the_source(void **state)
+{
+    struct call call = {.deadline_ms = deadline_after_ms(WAIT_MS)};
+    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof addr;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+    struct byte_channel *channel;
+    struct shoal_error error;
+    char address[64];
+
+    (void)state;
+    assert_int_equal(bind(listener, (struct sockaddr *)&addr, len), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&addr, &len), 0);
+    snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(addr.sin_port));
+    assert_int_equal(byte_channel_tcp.dial(address, "127.0.0.53:9", &call, &channel, &error), SHOAL_OK);
+    fd = accept(listener, (struct sockaddr *)&addr, &len);
+    assert_true(fd >= 0);
+    assert_int_equal(ntohl(addr.sin_addr.s_addr), 0x7f000035);
+    byte_channel_tcp.close(channel);
+    close(fd);
+    assert_int_equal(byte_channel_tcp.dial(address, "192.0.2.1:9", &call, &channel, &error), SHOAL_UNREACHABLE);
+    assert_non_null(strstr(error.message, "cannot send from 192.0.2.1"));
+    assert_int_equal(byte_channel_tcp.dial(address, "here", &call, &channel, &error), SHOAL_ADDRESS);
+    close(listener);
+}
+
 static void protocols_by_name(void **state)
 {
     const struct byte_channel_ops *ops = NULL;
@@ -789,6 +816,7 @@ int main(void)
 {
 #define TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(connections_come_from_the_source),
         cmocka_unit_test(protocols_by_name),
         TEST(answers_come_back_on_one_connection),
         TEST(patience_travels),
