@@ -79,8 +79,8 @@ const char *app_kv_peer(const struct app *app);
 
 /* --- commands --- */
 
-extern const struct command command_seed, command_get, command_ls, command_stat, command_doctor, command_version,
-    command_help, command_completion, command_man, command_kv_put, command_kv_get, command_kv_ls, command_kv_rm,
-    command_kv_stat, command_kv_bench;
+extern const struct command command_seed, command_get, command_ls, command_stat, command_doctor, command_topo,
+    command_version, command_help, command_completion, command_man, command_kv_put, command_kv_get, command_kv_ls,
+    command_kv_rm, command_kv_stat, command_kv_bench;
 
 #endif

@@ -42,6 +42,9 @@ struct settings {
     const char *dir; /* NULL: the current one, whose speed is not measured */
     uint64_t probe_bytes;
     const char *peer; /* NULL: none */
+    /* topo */
+    bool prints_matrix;
+    const char *xml; /* NULL: this machine */
     /* man */
     bool is_markdown;
     /* kv commands */

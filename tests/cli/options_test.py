@@ -29,7 +29,7 @@ class Usage(CliTest):
     def test_help(self):
         for arguments in (["help"], ["--help"], ["-h"]):
             self.assertIn("usage: shoal COMMAND", self.run_shoal(*arguments)[0])
-        for command in ("seed", "get", "ls", "stat", "doctor", "version", "help", "completion", "man"):
+        for command in ("seed", "get", "ls", "stat", "doctor", "topo", "version", "help", "completion", "man"):
             out, _ = self.run_shoal("help", command)
             self.assertIn(f"usage: shoal {command}", out)
             self.assertEqual(out, self.run_shoal(command, "--help")[0])
@@ -45,6 +45,7 @@ class Usage(CliTest):
         self.fails(2, "too few arguments: NAME", "stat")
         self.fails(2, 'too many arguments: "b"', "stat", "a", "b")
         self.fails(2, 'too many arguments: "a"', "doctor", "a")
+        self.fails(2, 'too many arguments: "a"', "topo", "a")
         self.fails(2, 'too many arguments: "a"', "version", "a")
         self.fails(2, "only bash", "completion", "fish")
 
