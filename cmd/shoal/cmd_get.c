@@ -57,9 +57,11 @@ static json_t *sources_to_json(const struct progress *progress)
     json_t *sources = json_array();
     for (size_t i = 0; i < progress->source_count; i++) {
         const struct shoal_source_stats *source = &progress->sources[i];
-        json_array_append_new(sources, json_pack("{s:o, s:I, s:b, s:i, s:i}", "name", json_text(source->name), "bytes",
-                                                 (json_int_t)source->bytes, "gold", (int)source->is_gold, "bad_pieces",
-                                                 (int)source->bad_pieces, "failures", (int)source->failures));
+        json_array_append_new(sources, json_pack("{s:o, s:I, s:b, s:i, s:i, s:o, s:o}", "name", json_text(source->name),
+                                                 "bytes", (json_int_t)source->bytes, "gold", (int)source->is_gold,
+                                                 "bad_pieces", (int)source->bad_pieces, "failures",
+                                                 (int)source->failures, "transport", json_text(source->transport),
+                                                 "left_transports", json_text(source->left_transports)));
     }
     return sources;
 }
@@ -68,7 +70,7 @@ static json_t *sources_to_json(const struct progress *progress)
  * their own. */
 static void print_sources(const struct progress *progress)
 {
-    char shown[320], size[UNITS_TEXT_BYTES];
+    char shown[320], size[UNITS_TEXT_BYTES], way[160];
     uint64_t other_bytes = 0;
     size_t told = 0, others = 0;
     for (size_t i = 0; i < progress->source_count; i++) {
@@ -81,8 +83,9 @@ static void print_sources(const struct progress *progress)
             continue;
         }
         told++;
-        printf("  from %s%s: %s", units_printable(source->name, shown, sizeof shown), source->is_gold ? " (gold)" : "",
-               units_format_size(source->bytes, size));
+        printf("  from %s%s: %s%s", units_printable(source->name, shown, sizeof shown),
+               source->is_gold ? " (gold)" : "", units_format_size(source->bytes, size),
+               transport_to_text(source->transport, source->left_transports, way, sizeof way));
         if (source->bad_pieces)
             printf(", %u piece%s with wrong bytes", source->bad_pieces, source->bad_pieces == 1 ? "" : "s");
         if (source->failures)

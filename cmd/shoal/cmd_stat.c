@@ -133,7 +133,9 @@ static const struct option_spec options[] = {
     {OPTION_FLAG, 'a', "files", NULL, NULL, offsetof(struct settings, lists_files),
      .help = "Show all files, not only the first twenty. With --json all are shown anyhow."},
     {OPTION_FLAG, 'r', "receivers", NULL, NULL, offsetof(struct settings, lists_receivers),
-     .help = "Show of each source who takes from it and who has taken, at most 256. So do -v and --json."},
+     .help =
+         "Show of each source who takes from it and who has taken, over which transport, and which better one refused "
+         "and why; at most 256. So do -v and --json."},
     {OPTION_END},
 };
 

@@ -151,6 +151,11 @@ static void print_markdown(void)
         "(it has everything) or `left` (it gave up, was lost or takes elsewhere; it may join again); `bytes` it has "
         "taken from here, and `pieces_have` of `pieces` from all its sources. `receivers` in the last event is the "
         "account of all of them.\n\n"
+        "Receivers, and the sources of a `get`, have `transport` (what their bytes travel by; empty: not known) and "
+        "`left_transports` (better ones that refused, as `local: ptrace`). `doctor` prints one `result` with "
+        "`healthy`, "
+        "`failures`, `warnings`, `skipped` and `checks`: each has `check`, `state` (`OK`, `WARN`, `FAIL`, `SKIP`), "
+        "`text`, `advice` (or null) and what was measured.\n\n"
         "`kv ls` prints one array of `key`, `bytes` and `replicas`, `kv stat` one object; `kv put`, `kv get` and `kv "
         "rm` end "
         "with a `result`, `kv bench` prints one for each `op`.\n",

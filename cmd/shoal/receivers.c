@@ -31,14 +31,26 @@ static const char *state_name(enum shoal_receiver_state state)
 
 json_t *receiver_to_json(const struct shoal_receiver_info *info)
 {
-    return json_pack("{s:o, s:s, s:I, s:I, s:I}", "name", json_text(info->name), "state", state_name(info->state),
-                     "bytes", (json_int_t)info->bytes, "pieces_have", (json_int_t)info->pieces_have, "silent_ms",
-                     (json_int_t)info->silent_ms);
+    return json_pack("{s:o, s:s, s:I, s:I, s:I, s:o, s:o}", "name", json_text(info->name), "state",
+                     state_name(info->state), "bytes", (json_int_t)info->bytes, "pieces_have",
+                     (json_int_t)info->pieces_have, "silent_ms", (json_int_t)info->silent_ms, "transport",
+                     json_text(info->transport), "left_transports", json_text(info->left_transports));
+}
+
+const char *transport_to_text(const char *transport, const char *left_transports, char *to, size_t size)
+{
+    char shown[SHOAL_TRANSPORT_NAME_BYTES], reasons[SHOAL_TRANSPORT_REASONS_BYTES];
+    to[0] = '\0';
+    if (transport[0])
+        snprintf(to, size, " over %s%s%s%s", units_printable(transport, shown, sizeof shown),
+                 left_transports[0] ? " (not " : "", units_printable(left_transports, reasons, sizeof reasons),
+                 left_transports[0] ? ")" : "");
+    return to;
 }
 
 const char *receiver_to_text(const struct shoal_receiver_info *info, uint64_t piece_count, char *to, size_t size)
 {
-    char name[320], bytes[UNITS_TEXT_BYTES], state[64];
+    char name[320], bytes[UNITS_TEXT_BYTES], state[64], way[160];
     unsigned percent = share_percent(info->pieces_have, piece_count);
     if (info->state == SHOAL_RECEIVER_TAKING)
         snprintf(state, sizeof state, "takes, has %u %%", percent);
@@ -46,8 +58,9 @@ const char *receiver_to_text(const struct shoal_receiver_info *info, uint64_t pi
         snprintf(state, sizeof state, "done");
     else
         snprintf(state, sizeof state, "left, had %u %%", percent);
-    snprintf(to, size, "%s: %s, %s", units_printable(info->name, name, sizeof name),
-             units_format_size(info->bytes, bytes), state);
+    snprintf(to, size, "%s: %s%s, %s", units_printable(info->name, name, sizeof name),
+             units_format_size(info->bytes, bytes),
+             transport_to_text(info->transport, info->left_transports, way, sizeof way), state);
     return to;
 }
 

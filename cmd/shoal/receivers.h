@@ -13,10 +13,13 @@
 
 struct app;
 
-/* {"name", "state", "bytes", "pieces_have", "silent_ms"}, as in stat and in the summary. */
+/* {"name", "state", "bytes", "pieces_have", "silent_ms", "transport", "left_transports"}, as in stat and in the
+ * summary. */
 json_t *receiver_to_json(const struct shoal_receiver_info *info);
 /* "127.0.0.1:4000: 12 MiB, takes, has 43 %" in words for people. Returns to. */
 const char *receiver_to_text(const struct shoal_receiver_info *info, uint64_t piece_count, char *to, size_t size);
+/* " over tcp (not local: ptrace)", " over local", or "" if none is known. Returns to. */
+const char *transport_to_text(const char *transport, const char *left_transports, char *to, size_t size);
 /* Largest giver or taker first, then by name: for qsort over struct shoal_receiver_info. */
 int receiver_compare(const void *a, const void *b);
 

@@ -71,6 +71,8 @@ struct shoal_engine_config {
 #define SHOAL_RATE_LIMIT_MIN (64ull << 10)
 #define SHOAL_RATE_LIMIT_MAX (1ull << 40)
 #define SHOAL_UPLOAD_SLOTS_MAX 1024
+#define SHOAL_TRANSPORT_NAME_BYTES 16
+#define SHOAL_TRANSPORT_REASONS_BYTES 80
 
 /* Joins the cluster: binds the address, then claims the name in the metadata service under a lease.
  * engine_out is set on success only. Blocks; call may be NULL (default 10 s).

@@ -78,6 +78,9 @@ struct shoal_source_stats {
     uint32_t is_connected;
     uint32_t bad_pieces; /* pieces that failed verification */
     uint32_t failures;   /* connections lost, stalls, refusals */
+    /* The transport that READs from it take ("": none yet), and the better ones that were refused, as "local: ptrace,
+     * rdma: no route". */
+    char transport[SHOAL_TRANSPORT_NAME_BYTES], left_transports[SHOAL_TRANSPORT_REASONS_BYTES];
 };
 
 struct shoal_progress {
@@ -236,6 +239,9 @@ struct shoal_receiver_info {
     uint32_t pieces_have; /* verified pieces that it has, from all its sources */
     uint64_t bytes;       /* taken from this source, in all its pulls */
     uint64_t silent_ms;   /* since it was heard last; those that take are heard every few seconds */
+    /* The transport that it takes from this source by ("": not known), and the better ones that refused it, as "local:
+     * ptrace, rdma: no route". */
+    char transport[SHOAL_TRANSPORT_NAME_BYTES], left_transports[SHOAL_TRANSPORT_REASONS_BYTES];
 };
 
 /* Who takes a payload from this node: the receivers that take now, then those that have left, the last one first.

@@ -62,6 +62,13 @@ struct engine_peer_view {
  * calling thread and without locks; what it gets is valid during the call. Any thread. NO_MEMORY. */
 enum shoal_status engine_peers_visit(struct shoal_engine *engine,
                                      void (*fn)(void *arg, const struct engine_peer_view *), void *arg);
+/* What can be told in a line. Loop 0. */
+struct engine_way {
+    const char *transport;                    /* static; took the last request; NULL: there was none yet */
+    char left[SHOAL_TRANSPORT_REASONS_BYTES]; /* "local: ptrace, rdma: no route": the better ones that were refused for
+                                                 another reason than that the peer is out of their reach; "": none */
+};
+void engine_segment_way(const struct shoal_segment *segment, struct engine_way *way_out);
 /* How long a transport that refused a peer is left alone (doubled with each refusal that follows, up to an hour);
  * 60 s. For tests. Any thread. */
 void engine_set_path_retry_ms(struct shoal_engine *engine, int64_t retry_ms);

@@ -12,6 +12,7 @@
 #include "engine/engine_internal.h"
 
 #define LOG_MODULE "engine"
+#define OUT_OF_REACH "out of reach" /* no loss: it was never meant for such a peer */
 
 _Static_assert(ENGINE_PATHS_MAX == ENGINE_TRANSPORTS_MAX, "a view has room for every transport");
 
@@ -140,7 +141,7 @@ static bool is_usable(struct engine_peer *peer, struct engine_path *path, struct
         return true;
     if (!path->ops->is_reachable(path->instance, peer->address, peer->instance)) {
         snprintf(text, sizeof text, "%s is not within its reach", peer->address);
-        if (!is_last && leave_alone(peer, path, "out of reach", text, false))
+        if (!is_last && leave_alone(peer, path, OUT_OF_REACH, text, false))
             LOG_DEBUG("'%s' is out of reach of '%s'", peer->name, path->ops->name);
         return false;
     }
@@ -252,6 +253,22 @@ enum shoal_status engine_peers_visit(struct shoal_engine *engine,
         fn(arg, &copies[i].view);
     free(copies);
     return SHOAL_OK;
+}
+
+void engine_segment_way(const struct shoal_segment *segment, struct engine_way *way_out)
+{
+    const struct engine_peer *peer = segment->peer;
+    size_t used = 0;
+
+    assert(loop_is_current(segment->engine->loops[0]));
+    *way_out = (struct engine_way){.transport = peer->in_use};
+    for (unsigned i = 0; i < peer->path_count && peer->paths[i].ops->name != peer->in_use; i++) {
+        const struct engine_path *path = &peer->paths[i];
+
+        if (path->refusal && strcmp(path->refusal, OUT_OF_REACH) != 0 && used < sizeof way_out->left)
+            used += (size_t)snprintf(way_out->left + used, sizeof way_out->left - used, "%s%s: %s", used ? ", " : "",
+                                     path->ops->name, path->refusal);
+    }
 }
 
 struct retry_call {

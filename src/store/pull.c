@@ -683,8 +683,10 @@ static void progress_on_loop(void *arg)
     args->sources = calloc((size_t)count + 1, sizeof *args->sources);
     if (!args->sources)
         return;
-    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node)
+    LIST_FOR_EACH (source, &pull->sources, struct pull_source, node) {
+        source_note_way(source);
         args->sources[args->progress->source_count++] = source->stats;
+    }
     args->progress->sources = args->sources;
 }
 

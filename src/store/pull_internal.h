@@ -122,6 +122,8 @@ void source_fail(struct pull_source *source, bool is_dead, const struct shoal_er
 void source_join_swarm(struct pull_source *source);
 /* Reports the slots in use and asks for more; the answer leads to a review. */
 void source_claim(struct pull_source *source, uint32_t wanted, uint32_t outstanding);
+/* Brings the transport in stats up to date; without a connection it stays what it was last. */
+void source_note_way(struct pull_source *source);
 void source_request_ended(struct pull_source *source);
 void source_close_all(struct pull *pull);
 void source_destroy_all(struct pull *pull);

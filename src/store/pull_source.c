@@ -179,15 +179,29 @@ static void on_synced(void *arg, enum shoal_status status, const uint8_t *body, 
     pull_review(pull);
 }
 
+void source_note_way(struct pull_source *source)
+{
+    struct engine_way way;
+
+    if (!source->segment)
+        return;
+    engine_segment_way(source->segment, &way);
+    if (!way.transport)
+        return;
+    snprintf(source->stats.transport, sizeof source->stats.transport, "%s", way.transport);
+    memcpy(source->stats.left_transports, way.left, sizeof way.left);
+}
+
 /* A source is always being asked: its withdrawal, its death and its news all arrive as the answer. Until the index is
  * known piece numbers mean nothing, so the log is read from the start when the source joins the swarm. */
 static enum shoal_status send_sync(struct pull_source *source, bool is_last)
 {
     struct pull *pull = source->pull;
     Shoal__Wire__SyncRequest request = SHOAL__WIRE__SYNC_REQUEST__INIT;
-    uint8_t body[SHOAL_NAME_MAX_BYTES + 64];
+    uint8_t body[SHOAL_NAME_MAX_BYTES + SHOAL_TRANSPORT_NAME_BYTES + SHOAL_TRANSPORT_REASONS_BYTES + 64];
     size_t len;
 
+    source_note_way(source);
     request.name = (char *)pull->name;
     request.generation = pull->manifest->generation;
     request.position = source->is_complete ? UINT32_MAX : source->position;
@@ -195,6 +209,8 @@ static enum shoal_status send_sync(struct pull_source *source, bool is_last)
     request.taken_bytes = source->stats.bytes;
     request.is_last = is_last;
     request.pieces_have = pull->done_pieces;
+    request.transport = source->stats.transport;
+    request.left_transports = source->stats.left_transports;
     len = shoal__wire__sync_request__get_packed_size(&request);
     if (len > sizeof body || shoal__wire__sync_request__pack(&request, body) != len)
         return SHOAL_INTERNAL;

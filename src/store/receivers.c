@@ -12,6 +12,7 @@ struct receiver {
     uint64_t bytes_before; /* taken in pulls before the current one */
     uint64_t bytes;        /* in the current one, as reported last */
     uint32_t pieces_have;
+    char transport[SHOAL_TRANSPORT_NAME_BYTES], left_transports[SHOAL_TRANSPORT_REASONS_BYTES];
     int64_t heard_ms;
 };
 
@@ -93,6 +94,11 @@ static struct receiver *add(struct receivers *receivers, const char *name)
     return receiver;
 }
 
+static void copy_text(char *to, size_t size, const char *text)
+{
+    snprintf(to, size, "%.*s", (int)size - 1, text ? text : "");
+}
+
 uint64_t receivers_report(struct receivers *receivers, const struct receiver_report *report, int64_t now_ms)
 {
     struct receiver *receiver = map_get_str(&receivers->by_name, report->name);
@@ -111,6 +117,8 @@ uint64_t receivers_report(struct receivers *receivers, const struct receiver_rep
     receivers->bytes_served += more;
     receiver->pieces_have = report->pieces_have < receivers->piece_count ? report->pieces_have : receivers->piece_count;
     receiver->heard_ms = now_ms;
+    copy_text(receiver->transport, sizeof receiver->transport, report->transport);
+    copy_text(receiver->left_transports, sizeof receiver->left_transports, report->left_transports);
     set_state(receivers, receiver, report->is_last ? state_after(receivers, receiver) : SHOAL_RECEIVER_TAKING);
     return more;
 }
@@ -143,7 +151,9 @@ static void describe(const struct receiver *receiver, int64_t now_ms, struct sho
         .bytes = receiver->bytes_before + receiver->bytes,
         .silent_ms = now_ms > receiver->heard_ms ? (uint64_t)(now_ms - receiver->heard_ms) : 0,
     };
-    snprintf(info->name, sizeof info->name, "%s", receiver->name);
+    memcpy(info->name, receiver->name, sizeof info->name);
+    memcpy(info->transport, receiver->transport, sizeof info->transport);
+    memcpy(info->left_transports, receiver->left_transports, sizeof info->left_transports);
 }
 
 size_t receivers_list(const struct receivers *receivers, int64_t now_ms, struct shoal_receiver_info *infos, size_t max)

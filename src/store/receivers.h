@@ -30,6 +30,7 @@ struct receiver_report {
     const char *name;
     uint64_t taken_bytes; /* in its current pull so far */
     uint32_t pieces_have;
+    const char *transport, *left_transports; /* NULL: not told; what is too long is cut */
     bool is_last;
 };
 

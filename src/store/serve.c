@@ -200,6 +200,8 @@ static void note_receiver(struct payload *payload, const char *peer, const Shoal
     const struct receiver_report report = {.name = peer,
                                            .taken_bytes = message->taken_bytes,
                                            .pieces_have = message->pieces_have,
+                                           .transport = message->transport,
+                                           .left_transports = message->left_transports,
                                            .is_last = message->is_last};
 
     atomic_fetch_add_explicit(&payload->store->counters.bytes_served,

@@ -29,6 +29,8 @@ enum shoal_status status_encode(const struct shoal_source_status *status, struct
         receivers[i].pieces_have = info->pieces_have;
         receivers[i].state = info->state;
         receivers[i].silent_ms = info->silent_ms;
+        receivers[i].transport = (char *)info->transport;
+        receivers[i].left_transports = (char *)info->left_transports;
         pointers[i] = &receivers[i];
     }
     response.pieces_have = (uint32_t)status->pieces_have;
@@ -55,7 +57,8 @@ static bool take_receiver(struct shoal_receiver_info *info, const Shoal__Wire__R
 {
     size_t len = strlen(receiver->name);
 
-    if (!len || len >= sizeof info->name || receiver->pieces_have > piece_count ||
+    if (!len || len >= sizeof info->name || strlen(receiver->transport) >= sizeof info->transport ||
+        strlen(receiver->left_transports) >= sizeof info->left_transports || receiver->pieces_have > piece_count ||
         receiver->state > SHOAL_RECEIVER_LEFT)
         return false;
     memcpy(info->name, receiver->name, len + 1);
@@ -63,6 +66,8 @@ static bool take_receiver(struct shoal_receiver_info *info, const Shoal__Wire__R
     info->pieces_have = receiver->pieces_have;
     info->bytes = receiver->bytes;
     info->silent_ms = receiver->silent_ms;
+    strcpy(info->transport, receiver->transport);
+    strcpy(info->left_transports, receiver->left_transports);
     return true;
 }
 

@@ -50,7 +50,7 @@ class Stat(Seeing):
         self.assertRegex(out, r"sources +1\n  gold +(127\.0\.0\.1:\d+), reached at \1\n +has 100 %, gave 2\.86 MiB, 0 receivers now\n")
         self.assertNotIn(" to 127", out)
         for option in ("--receivers", "-r", "-v"):
-            self.assertRegex(self.run_shoal("stat", option, "n")[0], r"\n +to 127\.0\.0\.1:\d+: 2\.86 MiB, done\n")
+            self.assertRegex(self.run_shoal("stat", option, "n")[0], r"\n +to 127\.0\.0\.1:\d+: 2\.86 MiB over (tcp|local), done\n")
 
         source = self.stat()["sources"][0]
         self.assertEqual((source["gold"], source["status"], source["share_percent"], source["bytes_served"]), (True, "OK", 100, SIZE))
@@ -58,6 +58,17 @@ class Stat(Seeing):
         (receiver,) = source["receivers"]
         self.assertEqual((receiver["state"], receiver["bytes"]), ("done", SIZE))
         self.assertEqual(receiver["pieces_have"], source["pieces_have"])
+        self.assertIn(receiver["transport"], ("tcp", "local"))
+        self.assertIn("left_transports", receiver)
+
+    def test_which_transport(self):
+        """What is chosen is said on both sides."""
+        self.seed("n", self.file)
+        out, _ = self.run_shoal("get", "--no-share", "--protocol", "tcp", "--json", "n", self.dir / "a")
+        (source,) = [line for line in self.json_lines(out) if line["event"] == "result"][0]["sources"]
+        self.assertEqual((source["transport"], source["left_transports"]), ("tcp", ""))
+        receiver = wait_for(lambda: [r for s in self.stat()["sources"] for r in s["receivers"] if r["state"] == "done"], "the last word")[0]
+        self.assertEqual((receiver["transport"], receiver["left_transports"]), ("tcp", ""))
 
     def test_source_that_does_not_answer(self):
         self.seed("n", self.file)
@@ -113,10 +124,10 @@ class Seed(Seeing):
     def test_words(self):
         seed = self.seed("n", "-v", self.file)
         self.run_shoal("get", "n", self.dir / "d")
-        wait_for(lambda: re.search(r"shoal seed: receiver 127\.0\.0\.1:\d+: 2\.86 MiB, done\n", seed.err), "the line")
+        wait_for(lambda: re.search(r"shoal seed: receiver 127\.0\.0\.1:\d+: 2\.86 MiB over (tcp|local), done\n", seed.err), "the line")
         self.assertEqual(len(re.findall(r"receiver \S+: joined\n", seed.err)), 1)
         self.assertEqual(seed.stop(), 0)
-        self.assertRegex(seed.out, r"\nwithdrew n: 2\.86 MiB given to others\n  to 127\.0\.0\.1:\d+: 2\.86 MiB, done\n$")
+        self.assertRegex(seed.out, r"\nwithdrew n: 2\.86 MiB given to others\n  to 127\.0\.0\.1:\d+: 2\.86 MiB over (tcp|local), done\n$")
 
     def test_silent_without_v(self):
         seed = self.seed("n", self.file)

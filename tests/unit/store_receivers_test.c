@@ -148,6 +148,34 @@ static void test_bounded(void **state)
     assert_int_equal(report(long_name, 7, 1, false, 3), 0);
 }
 
+/* What is told of the transport is kept until it is told otherwise, and cut where it has no room. */
+static void test_transport(void **state)
+{
+    struct receiver_report report = {
+        .name = "a:1", .transport = "tcp", .left_transports = "local: ptrace", .pieces_have = 1};
+    struct shoal_receiver_info info;
+    char longer[400];
+
+    (void)state;
+    receivers_report(&receivers, &report, 0);
+    receivers_lost(&receivers, "a:1");
+    info = info_of("a:1", 0);
+    assert_string_equal(info.transport, "tcp");
+    assert_string_equal(info.left_transports, "local: ptrace");
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    report.transport = report.left_transports = longer;
+    receivers_report(&receivers, &report, 1);
+    info = info_of("a:1", 1);
+    assert_int_equal(strlen(info.transport), sizeof info.transport - 1);
+    assert_int_equal(strlen(info.left_transports), sizeof info.left_transports - 1);
+    report.transport = report.left_transports = NULL;
+    receivers_report(&receivers, &report, 2);
+    info = info_of("a:1", 2);
+    assert_string_equal(info.transport, "");
+    assert_string_equal(info.left_transports, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -157,6 +185,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_exaggerates, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_order, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bounded, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_transport, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("store_receivers", tests, NULL, NULL);
 }

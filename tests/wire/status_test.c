@@ -183,6 +183,45 @@ static void test_long_name(void **state)
     assert_int_equal(decode_name_of(size), SHOAL_PROTOCOL);
 }
 
+/* The transport of a receiver and what was left for it; one that does not fit is refused. */
+static void test_transport(void **state)
+{
+    static const char golden[] = "10ac02 4219 0a03613a31 3203746370 3a0d 6c6f63616c3a20707472616365";
+    struct shoal_receiver_info receiver = {.name = "a:1", .transport = "tcp", .left_transports = "local: ptrace"};
+    struct shoal_source_status status = {.pieces_total = PIECES, .receivers = &receiver, .receiver_count = 1},
+                               decoded = {.receivers = NULL};
+    Shoal__Wire__StatusResponse response = SHOAL__WIRE__STATUS_RESPONSE__INIT;
+    Shoal__Wire__Receiver message = SHOAL__WIRE__RECEIVER__INIT, *messages[] = {&message};
+    uint8_t expected[64], body[512];
+    char longer[200] = "";
+    size_t len = wire_from_hex(expected, sizeof expected, golden);
+    struct buf encoded;
+
+    (void)state;
+    buf_init(&encoded, 512);
+    assert_int_equal(status_encode(&status, &encoded), SHOAL_OK);
+    assert_int_equal(encoded.len, len);
+    assert_memory_equal(encoded.data, expected, len);
+    buf_release(&encoded);
+    assert_int_equal(decode(golden, 1, &decoded), SHOAL_OK);
+    assert_string_equal(decoded.receivers[0].transport, "tcp");
+    assert_string_equal(decoded.receivers[0].left_transports, "local: ptrace");
+    free(decoded.receivers);
+
+    memset(longer, 'x', sizeof receiver.transport);
+    message.name = message.transport = longer;
+    response.piece_count = PIECES;
+    response.n_receivers = 1;
+    response.receivers = messages;
+    len = shoal__wire__status_response__pack(&response, body);
+    assert_int_equal(status_decode(&decoded, PIECES, 1, body, len, NULL), SHOAL_PROTOCOL);
+    memset(longer, 'x', sizeof receiver.left_transports);
+    message.transport = (char *)"tcp";
+    message.left_transports = longer;
+    len = shoal__wire__status_response__pack(&response, body);
+    assert_int_equal(status_decode(&decoded, PIECES, 1, body, len, NULL), SHOAL_PROTOCOL);
+}
+
 /* Fields of a later version are ignored. */
 static void test_later_version(void **state)
 {
@@ -197,10 +236,9 @@ static void test_later_version(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_request),        cmocka_unit_test(test_response),
-        cmocka_unit_test(test_does_not_fit),   cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_contradictions), cmocka_unit_test(test_long_name),
-        cmocka_unit_test(test_later_version),
+        cmocka_unit_test(test_request),   cmocka_unit_test(test_response),       cmocka_unit_test(test_does_not_fit),
+        cmocka_unit_test(test_truncated), cmocka_unit_test(test_contradictions), cmocka_unit_test(test_long_name),
+        cmocka_unit_test(test_transport), cmocka_unit_test(test_later_version),
     };
 
     return cmocka_run_group_tests_name("status", tests, NULL, NULL);
