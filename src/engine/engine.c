@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "engine/engine_internal.h"
 #include "transport/nic_matrix.h"
+#include "transport/numa.h"
 
 #define LOG_MODULE "engine"
 
@@ -188,6 +189,42 @@ prefix:
     return status;
 }
 
+struct placement {
+    unsigned node;
+    enum shoal_status status;
+    struct shoal_error error;
+};
+
+static void place_thread(void *arg)
+{
+    struct placement *placement = arg;
+
+    placement->status = numa_bind_thread(placement->node, &placement->error);
+}
+
+/* Threads that copy between a device and memory work at the node of the device. */
+static void place_loops(struct shoal_engine *engine)
+{
+    struct sockaddr_storage addr;
+    struct hostport hostport;
+    socklen_t len;
+
+    engine->numa_node = -1;
+    if (hostport_parse(&hostport, engine->address, NULL) != SHOAL_OK ||
+        hostport_resolve(hostport.host, hostport.port, &addr, &len, NULL) != SHOAL_OK)
+        return;
+    engine->numa_node = numa_node_of_address((const struct sockaddr *)&addr);
+    if (engine->numa_node >= 0 && numa_node_count() == 1)
+        engine->numa_node = -1;
+    for (unsigned i = 0; i < engine->loop_count && engine->numa_node >= 0; i++) {
+        struct placement placement = {.node = (unsigned)engine->numa_node};
+
+        loop_call(engine->loops[i], place_thread, &placement);
+        if (placement.status != SHOAL_OK)
+            LOG_WARN("I/O thread %u: %s; it runs anywhere", i, placement.error.message);
+    }
+}
+
 static bool on_notify(void *arg, const char *peer, const char *name, const void *message, size_t len)
 {
     struct shoal_engine *engine = arg;
@@ -348,6 +385,8 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_config *public_c
     if (status == SHOAL_OK)
         status = bind_endpoint(engine, &config, error);
     if (status == SHOAL_OK)
+        place_loops(engine);
+    if (status == SHOAL_OK)
         status = install_protocol(engine, &config, error);
     if (status == SHOAL_OK)
         status = endpoint_start(engine->endpoint, engine->server_name, error);
@@ -436,6 +475,11 @@ const char *engine_address(const struct shoal_engine *engine)
 uint64_t engine_instance(const struct shoal_engine *engine)
 {
     return endpoint_instance(engine->endpoint);
+}
+
+int engine_numa_node(const struct shoal_engine *engine)
+{
+    return engine->numa_node;
 }
 
 const char *engine_cluster(const struct shoal_engine *engine)

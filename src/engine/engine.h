@@ -20,6 +20,9 @@ struct meta *engine_meta(struct shoal_engine *engine);
 const char *engine_address(const struct shoal_engine *engine); /* "ip:port" as advertised */
 const char *engine_cluster(const struct shoal_engine *engine); /* for engine/keys.h */
 uint64_t engine_instance(const struct shoal_engine *engine);
+/* The NUMA node of the device that has the engine's address, where its I/O threads run; -1: the machine has one node,
+ * or the device belongs to none in particular. */
+int engine_numa_node(const struct shoal_engine *engine);
 
 /* --- windows --- */
 

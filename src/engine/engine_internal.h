@@ -45,6 +45,7 @@ struct shoal_engine {
     int64_t lease_ttl_ms, connect_timeout_ms, progress_timeout_ms;
     uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s;
     unsigned upload_slots;
+    int numa_node;                        /* of engine_numa_node */
     struct meta *meta;                    /* owned */
     struct loop *loops[ENGINE_LOOPS_MAX]; /* owned */
     unsigned loop_count;

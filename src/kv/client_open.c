@@ -14,6 +14,8 @@
 #include "kv/client_internal.h"
 #include "meta/default_uri.h"
 #include "tier/tier_config.h"
+#include "transport/location.h"
+#include "transport/numa.h"
 
 #define LOG_MODULE "kv"
 #include "base/log.h"
@@ -47,12 +49,19 @@ static enum shoal_status map_arena(void *arg, uint64_t len_bytes, void **memory_
 {
     struct shoal_kv *kv = arg;
     void *memory = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int node = engine_numa_node(kv->engine);
+    char location[LOCATION_TEXT_BYTES] = "*";
+    struct shoal_error why;
     enum shoal_status status;
 
     if (memory == MAP_FAILED)
         return error_set(error, SHOAL_NO_MEMORY, errno, "arena of %llu bytes: %s", (unsigned long long)len_bytes,
                          strerror(errno));
-    status = shoal_engine_register_memory(kv->engine, memory, len_bytes, NULL, LENT_ACCESS, NULL, error);
+    if (node >= 0 && numa_bind_memory(memory, len_bytes, (unsigned)node, &why) == SHOAL_OK)
+        location_format(&(struct location){.kind = LOCATION_CPU, .index = (unsigned)node}, location);
+    else if (node >= 0)
+        LOG_WARN("arena: %s; memory comes from any", why.message);
+    status = shoal_engine_register_memory(kv->engine, memory, len_bytes, location, LENT_ACCESS, NULL, error);
     if (status)
         munmap(memory, len_bytes);
     else

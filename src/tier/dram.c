@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <shoal/engine.h>
@@ -18,12 +17,12 @@
 #include "tier/allocator.h"
 #include "tier/memory_limit.h"
 #include "tier/tier_ops.h"
+#include "transport/location.h"
+#include "transport/numa.h"
 
 #define LOG_MODULE "tier"
 #define UNIT_BYTES 64 /* a cache line: objects do not share one */
 #define HUGE_PAGE_BYTES (2ull << 20)
-#define NUMA_NODES_MAX 1024
-#define MPOL_PREFERRED_ 1 /* of linux/mempolicy.h, which libnuma's package ships */
 
 struct dram {
     struct tier tier;
@@ -67,33 +66,20 @@ static bool claim_memory(uint64_t bytes, uint64_t *limit_out)
     return true;
 }
 
-static bool has_numa_node(int node)
+/* A wish: memory from elsewhere is better than none. A node that is not there is a mistake. */
+static enum shoal_status prefer_numa_node(const struct dram *dram, unsigned index, int node, struct shoal_error *error)
 {
-    char path[64];
-    (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%d", node);
-    return access(path, F_OK) == 0;
-}
-
-/* A wish: memory from elsewhere is better than none. */
-static void prefer_numa_node(const struct dram *dram, unsigned index, int node)
-{
-    unsigned long mask[NUMA_NODES_MAX / (8 * sizeof(unsigned long))] = {0};
-    const unsigned bits = 8 * sizeof mask[0];
-    bool has_others = false;
+    struct shoal_error why;
+    enum shoal_status status;
 
     if (node < 0)
-        return;
-    if (node >= NUMA_NODES_MAX || !has_numa_node(node)) {
-        LOG_WARN("tier %u (DRAM): this machine has no NUMA node %d, memory comes from any", index, node);
-        return;
-    }
-    for (int other = 0; other < NUMA_NODES_MAX && !has_others; other++)
-        has_others = other != node && has_numa_node(other);
-    if (!has_others)
-        return;
-    mask[(unsigned)node / bits] = 1ul << ((unsigned)node % bits);
-    if (syscall(SYS_mbind, dram->memory, dram->mapped_bytes, MPOL_PREFERRED_, mask, (unsigned long)NUMA_NODES_MAX, 0ul))
-        LOG_WARN("tier %u (DRAM): memory of NUMA node %d: %s; it comes from any", index, node, strerror(errno));
+        return SHOAL_OK;
+    status = numa_bind_memory(dram->memory, dram->mapped_bytes, (unsigned)node, &why);
+    if (status == SHOAL_INVALID_ARGUMENT)
+        return error_set(error, status, 0, "tier %u (DRAM): %s", index, why.message);
+    if (status != SHOAL_OK)
+        LOG_WARN("tier %u (DRAM): %s; memory comes from any", index, why.message);
+    return SHOAL_OK;
 }
 
 static enum shoal_status map_memory(struct dram *dram, const struct tier_config *config, unsigned index,
@@ -120,8 +106,7 @@ static enum shoal_status map_memory(struct dram *dram, const struct tier_config 
     if (config->wants_huge_pages && !is_huge && madvise(memory, dram->mapped_bytes, MADV_HUGEPAGE))
         LOG_INFO("tier %u (DRAM): no huge pages here: %s", index, strerror(errno));
     (void)madvise(memory, dram->mapped_bytes, MADV_DONTDUMP);
-    prefer_numa_node(dram, index, config->numa_node);
-    return SHOAL_OK;
+    return prefer_numa_node(dram, index, config->numa_node, error);
 }
 
 /* --- the table --- */
@@ -145,6 +130,7 @@ static void dram_destroy(struct tier *tier)
 static enum shoal_status dram_create(const struct tier_config *config, unsigned index, struct shoal_engine *engine,
                                      struct tier **tier_out, struct shoal_error *error)
 {
+    char location[LOCATION_TEXT_BYTES] = "*";
     struct dram *dram;
     uint64_t limit_bytes;
     enum shoal_status status;
@@ -171,9 +157,11 @@ static enum shoal_status dram_create(const struct tier_config *config, unsigned 
                                .has_data = true};
     dram->mapped_bytes = dram->tier.capacity_bytes;
     dram->allocator = allocator_create(dram->tier.capacity_bytes, UNIT_BYTES, 0);
+    if (config->numa_node >= 0)
+        location_format(&(struct location){.kind = LOCATION_CPU, .index = (unsigned)config->numa_node}, location);
     status = dram->allocator ? map_memory(dram, config, index, error) : error_no_memory(error);
     if (status == SHOAL_OK && engine) {
-        status = shoal_engine_register_memory(engine, dram->memory, dram->tier.capacity_bytes, "*",
+        status = shoal_engine_register_memory(engine, dram->memory, dram->tier.capacity_bytes, location,
                                               SHOAL_ACCESS_REMOTE_READ, &dram->tier.memory_key, error);
         if (status != SHOAL_OK)
             error_prefix(error, "tier %u (DRAM)", index);

@@ -10,6 +10,7 @@
 #include "base/mutex.h"
 #include "base/random.h"
 #include "transport/location.h"
+#include "transport/numa.h"
 
 #define ACCESS_ALL (SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE)
 
@@ -82,7 +83,12 @@ static enum shoal_status check_location(const char *text, struct location *out, 
     enum shoal_status status = location_parse(text, out, error);
 
     if (status == SHOAL_OK && out->kind == LOCATION_CUDA)
-        status = error_set(error, SHOAL_UNSUPPORTED, 0, "location \"%s\": no driver for device memory here", text);
+        return error_set(error, SHOAL_UNSUPPORTED, 0, "location \"%s\": no driver for device memory here", text);
+    if (status == SHOAL_OK && out->kind == LOCATION_CPU) {
+        status = numa_check_node(out->index, error);
+        if (status != SHOAL_OK)
+            error_prefix(error, "location \"%s\"", text);
+    }
     return status;
 }
 

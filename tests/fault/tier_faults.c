@@ -732,21 +732,22 @@ static void test_configurations(void **state)
 /* Wishes that this machine may not grant are no errors. */
 static void test_wishes(void **state)
 {
-    struct tier_config dram = {
-        .type = TIER_DRAM, .capacity_bytes = 3 << 20, .numa_node = 1000, .wants_huge_pages = true};
+    struct tier_config dram = {.type = TIER_DRAM, .capacity_bytes = 3 << 20, .numa_node = -1, .wants_huge_pages = true};
     const struct tier_backend_config config = {.tiers = &dram, .tier_count = 1};
     struct shoal_error error;
 
     (void)state;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         tier_backend_destroy(backend);
         backend = NULL;
-        dram.numa_node = i == 2 ? 0 : dram.numa_node * (1 - 2 * i);
+        dram.numa_node = i - 1;
         if (tier_backend_create(&config, &backend, &error) != SHOAL_OK)
             fail_msg("%s", error.message);
         assert_int_equal(put_len("w", 1 << 20, 4), SHOAL_OK);
         assert_int_equal(where("w", 4), 0);
     }
+    dram.numa_node = 1000; /* a mistake */
+    assert_int_equal(refused(config, "tier 0 (DRAM): this machine has no NUMA node 1000"), SHOAL_INVALID_ARGUMENT);
 }
 
 int main(int argc, char **argv)
