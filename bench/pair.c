@@ -43,7 +43,7 @@ struct report {
 static struct shoal_store *open_store(void)
 {
     struct shoal_store_config config = {
-        .struct_size = sizeof config, .metadata_uri = metadata_uri, .server_name = "127.0.0.1:0"};
+        .struct_size = sizeof config, .metadata_uri = metadata_uri, .server_name = "127.0.0.1:0", .protocol = "tcp"};
     struct shoal_store *store;
     struct shoal_error error;
     bench_check(shoal_store_create(&config, NULL, &store, &error), &error, "create");
