@@ -25,8 +25,8 @@
  * addresses of the target process, lengths are bytes.
  *
  * Threads: every function may be called from any thread, except that one batch is used by one thread at a time
- * (shoal_batch_cancel may be called beside a wait). Completion work runs on the engine's own I/O threads; no user code
- * runs there except the notify callback.
+ * (shoal_batch_cancel may be called beside a wait). Completion work runs on the engine's own I/O threads, or for a few
+ * small requests on the thread that waits for them; no user code runs there except the notify callback.
  */
 #ifndef SHOAL_ENGINE_H
 #define SHOAL_ENGINE_H
@@ -46,7 +46,7 @@ struct shoal_engine_config {
     const char *metadata_uri;    /* "sqlite:PATH", "etcd://h:p[,h:p]", "h:p" (etcd); copied */
     const char *server_name;     /* "host", "host:port", "[v6]:port"; port 0 or none: a free one is chosen; copied */
     const char *cluster;         /* peers of another cluster are refused; NULL: "default"; at most 63 bytes; copied */
-    unsigned io_threads;         /* 0: chosen from the number of CPUs */
+    unsigned io_threads;         /* at most SHOAL_IO_THREADS_MAX; 0: chosen from the number of CPUs */
     int64_t lease_ttl_ms;        /* how long a dead node stays visible; 0: 10000; at least 2000 */
     int64_t connect_timeout_ms;  /* 0: 3000 */
     int64_t progress_timeout_ms; /* a request without progress for this long fails with TIMEOUT; 0: 10000 */
@@ -73,6 +73,7 @@ struct shoal_engine_config {
 #define SHOAL_UPLOAD_SLOTS_MAX 1024
 #define SHOAL_TRANSPORT_NAME_BYTES 16
 #define SHOAL_TRANSPORT_REASONS_BYTES 80
+#define SHOAL_IO_THREADS_MAX 16
 
 /* Joins the cluster: binds the address, then claims the name in the metadata service under a lease.
  * engine_out is set on success only. Blocks; call may be NULL (default 10 s).
@@ -187,7 +188,8 @@ SHOAL_API enum shoal_status shoal_batch_status(const struct shoal_batch *batch, 
 SHOAL_API enum shoal_status shoal_batch_wait(struct shoal_batch *batch, int64_t timeout_ms, struct shoal_error *error);
 
 /* A descriptor that polls readable when no submitted request is pending; valid until the batch is destroyed; do not
- * read or close it. */
+ * read or close it. -1: none is left (ask again later). Who only waits need not ask for it: small requests are faster
+ * then. */
 SHOAL_API int shoal_batch_fd(const struct shoal_batch *batch);
 
 /* Ends every pending request with CANCELED, or COMPLETED if it was faster. Does not wait: use shoal_batch_wait; after

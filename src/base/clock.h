@@ -8,6 +8,7 @@
 #include <time.h>
 
 #define DEADLINE_NONE INT64_MAX
+#define DEADLINE_PAST 0 /* only looks */
 
 int64_t clock_now_ms(void);
 int64_t clock_now_ns(void);

@@ -8,31 +8,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "engine/engine_internal.h"
+#include "engine/batch_internal.h"
 
 #define BATCH_CAPACITY_MAX 65536
 #define REQUEST_MAX_BYTES (1ull << 40)
-
-struct batch_entry {
-    struct engine_op op;
-    struct shoal_batch *batch;
-    size_t span;                     /* first of a submission: how many it has */
-    enum shoal_transfer_state state; /* under batch->mutex from submission on */
-};
-
-struct shoal_batch {
-    struct shoal_engine *engine;
-    size_t capacity, count; /* count: submitted; the submitting thread's */
-    int fd;                 /* readable while pending == 0 */
-
-    struct mutex mutex; /* RANK_ENGINE: guards what follows and the entries' states */
-    struct cond changed;
-    size_t pending;
-    size_t first_failed; /* index; SIZE_MAX: none */
-    struct shoal_error first_error;
-
-    struct batch_entry entries[];
-};
 
 static enum shoal_transfer_state state_of(enum shoal_status status)
 {
@@ -50,12 +29,15 @@ static enum shoal_transfer_state state_of(enum shoal_status status)
     }
 }
 
-/* Makes the descriptor readable (or not), with batch->mutex held. */
+/* Makes the descriptor, if there is one, readable (or not), with batch->mutex held. */
 static void set_readable(struct shoal_batch *batch, bool is_readable)
 {
     uint64_t value = 1;
-    ssize_t result = is_readable ? write(batch->fd, &value, sizeof value) : read(batch->fd, &value, sizeof value);
+    ssize_t result;
 
+    if (batch->fd < 0)
+        return;
+    result = is_readable ? write(batch->fd, &value, sizeof value) : read(batch->fd, &value, sizeof value);
     (void)result;
 }
 
@@ -85,7 +67,6 @@ enum shoal_status shoal_batch_create(struct shoal_engine *engine, size_t capacit
                                      struct shoal_error *error)
 {
     struct shoal_batch *batch;
-    int saved;
 
     if (!engine || !batch_out || capacity < 1 || capacity > BATCH_CAPACITY_MAX)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "engine and result are required, capacity is 1..%d",
@@ -93,12 +74,7 @@ enum shoal_status shoal_batch_create(struct shoal_engine *engine, size_t capacit
     batch = calloc(1, sizeof *batch + capacity * sizeof batch->entries[0]);
     if (!batch)
         return error_no_memory(error);
-    batch->fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (batch->fd < 0) {
-        saved = errno;
-        free(batch);
-        return error_set(error, SHOAL_LIMIT, saved, "cannot create an event descriptor: %s", strerror(saved));
-    }
+    batch->fd = -1;
     batch->engine = engine;
     batch->capacity = capacity;
     batch->first_failed = SIZE_MAX;
@@ -141,6 +117,7 @@ enum shoal_status shoal_batch_submit(struct shoal_batch *batch, const struct sho
     }
     if (count == 0)
         return SHOAL_OK;
+    engine_direct_drive(batch, DEADLINE_PAST); /* gives back what is not needed any more */
     mutex_lock(&batch->mutex);
     if (batch->pending == 0)
         set_readable(batch, false);
@@ -165,7 +142,8 @@ enum shoal_status shoal_batch_submit(struct shoal_batch *batch, const struct sho
     for (size_t i = 0; i < count; i++)
         engine_op_prepare(batch->engine, &first[i].op);
     __atomic_store_n(&batch->count, batch->count + count, __ATOMIC_RELEASE); /* pairs with cancel_on_loop */
-    loop_post(batch->engine->loops[0], &first->op.task, start_span, first);
+    if (!engine_direct_submit(batch, first, count))
+        loop_post(batch->engine->loops[0], &first->op.task, start_span, first);
     return SHOAL_OK;
 }
 
@@ -177,6 +155,7 @@ enum shoal_status shoal_batch_status(const struct shoal_batch *batch, size_t ind
 
     if (!batch || !status_out || index >= batch->count)
         return SHOAL_INVALID_ARGUMENT;
+    engine_direct_drive(locked, DEADLINE_PAST);
     entry = &batch->entries[index];
     mutex_lock(&locked->mutex);
     status_out->state = entry->state;
@@ -193,6 +172,7 @@ enum shoal_status shoal_batch_wait(struct shoal_batch *batch, int64_t timeout_ms
 
     if (!batch)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "batch is required");
+    engine_direct_drive(batch, deadline_ms);
     mutex_lock(&batch->mutex);
     while (batch->pending > 0 && cond_wait_until(&batch->changed, &batch->mutex, deadline_ms))
         ;
@@ -202,12 +182,27 @@ enum shoal_status shoal_batch_wait(struct shoal_batch *batch, int64_t timeout_ms
     else if (batch->first_failed != SIZE_MAX)
         status = error_copy(error, &batch->first_error);
     mutex_unlock(&batch->mutex);
+    engine_direct_settle(batch);
     return status;
 }
 
 int shoal_batch_fd(const struct shoal_batch *batch)
 {
-    return batch ? batch->fd : -1;
+    struct shoal_batch *owned = (struct shoal_batch *)(uintptr_t)batch;
+
+    if (!batch)
+        return -1;
+    if (owned->fd < 0) {
+        int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+        mutex_lock(&owned->mutex);
+        owned->fd = fd;
+        if (owned->pending == 0)
+            set_readable(owned, true);
+        mutex_unlock(&owned->mutex);
+    }
+    engine_direct_hand_over(owned);
+    return owned->fd;
 }
 
 static void cancel_on_loop(void *arg)
@@ -218,8 +213,9 @@ static void cancel_on_loop(void *arg)
     for (size_t i = 0; i < count; i++) {
         bool is_pending;
 
+        /* Other operations end on this thread only, so what is pending here stays so meanwhile. */
         mutex_lock(&batch->mutex);
-        is_pending = batch->entries[i].state == SHOAL_TRANSFER_PENDING;
+        is_pending = batch->entries[i].state == SHOAL_TRANSFER_PENDING && !engine_op_is_taken(&batch->entries[i].op);
         mutex_unlock(&batch->mutex);
         if (is_pending)
             engine_op_cancel(batch->engine, &batch->entries[i].op);
@@ -228,8 +224,15 @@ static void cancel_on_loop(void *arg)
 
 void shoal_batch_cancel(struct shoal_batch *batch)
 {
-    /* Operations end on loop 0 only, so what is pending here stays so until this returns. */
-    if (batch)
+    bool is_pending;
+
+    if (!batch)
+        return;
+    engine_direct_cancel(batch);
+    mutex_lock(&batch->mutex);
+    is_pending = batch->pending > 0;
+    mutex_unlock(&batch->mutex);
+    if (is_pending)
         loop_call(batch->engine->loops[0], cancel_on_loop, batch);
 }
 
@@ -239,7 +242,8 @@ void shoal_batch_destroy(struct shoal_batch *batch)
         return;
     shoal_batch_cancel(batch);
     (void)shoal_batch_wait(batch, -1, NULL);
-    close(batch->fd);
+    if (batch->fd >= 0)
+        close(batch->fd);
     cond_release(&batch->changed);
     mutex_release(&batch->mutex);
     free(batch);

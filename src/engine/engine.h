@@ -102,6 +102,7 @@ struct engine_op {
     void *private_data[4];
     uint64_t id;
     int state;
+    bool wants_direct;
     enum shoal_status status;
     struct shoal_error *error; /* owned by the engine; NULL without detail */
     struct memory_region *local_region;

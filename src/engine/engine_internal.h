@@ -12,7 +12,7 @@
 #include "engine/engine.h"
 #include "transport/transport.h"
 
-#define ENGINE_LOOPS_MAX 16
+#define ENGINE_LOOPS_MAX SHOAL_IO_THREADS_MAX
 #define ENGINE_TRANSPORTS_MAX 8
 #define ENGINE_UNREGISTER_GRACE_MS 500
 #define ENGINE_LEAVE_TIMEOUT_MS 2000
@@ -66,6 +66,8 @@ struct shoal_engine {
     void *notify_arg;
     unsigned notify_running;
 
+    unsigned direct_pause; /* atomic: this many submissions do not ask for a direct connection */
+
     /* loop 0 */
     struct list started;     /* engine_op.node: handed to a transport */
     struct list spare_xfers; /* struct engine_xfer, bounded */
@@ -99,6 +101,12 @@ struct engine_peer {
     struct engine_path paths[ENGINE_TRANSPORTS_MAX]; /* preferred first */
     unsigned path_count;
     const char *in_use; /* transport of the last request; NULL: none yet */
+
+    /* Of the transport in use, if it has TRANSPORT_CAP_DIRECT: for application threads, as long as they hold the peer.
+     * Loop 0 changes them; all atomic, direct last. */
+    const struct transport_direct_ops *direct_ops;
+    int64_t direct_until_ms; /* then a request has to look whether a better transport can be tried again */
+    struct transport_peer *direct;
 };
 
 struct shoal_segment {
@@ -126,6 +134,8 @@ void engine_path_refused(struct engine_peer *peer, const struct transport_ops *o
                          const struct transport_request *request, const struct shoal_error *error);
 /* A request has ended otherwise; it moved bytes if is_ok. */
 void engine_path_worked(struct engine_peer *peer, const struct transport_ops *ops, bool is_ok, uint64_t bytes);
+/* A request has ended well on a direct connection. Any thread. */
+void engine_path_worked_directly(struct engine_peer *peer, const struct transport_direct_ops *ops, uint64_t bytes);
 void engine_peer_abort_paths(struct engine_peer *peer);
 void engine_peer_close_paths(struct engine_peer *peer);
 
@@ -133,6 +143,16 @@ void engine_peer_close_paths(struct engine_peer *peer);
 /* engine_submit in two steps, for many at once: prepare on any thread, start on loop 0 (done may run inside). */
 void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op);
 void engine_op_start(struct engine_op *op);
+/* An operation that a direct connection has: the state that goes with it. Another thread may look at it under the
+ * batch's mutex. */
+void engine_op_take(struct engine_op *op);
+bool engine_op_is_taken(const struct engine_op *op);
+void engine_op_requeue(struct engine_op *op);
+/* Starts it on loop 0. */
+void engine_op_start_soon(struct shoal_engine *engine, struct engine_op *op);
+/* Ends one that was taken; any thread. error (owned from here on) may be NULL. */
+void engine_op_finish(struct engine_op *op, const struct transport_direct_ops *ops, enum shoal_status status,
+                      struct shoal_error *error);
 /* Cancels started operations whose local memory lies in region (NULL: all). Loop 0. */
 void engine_cancel_local(struct shoal_engine *engine, const struct memory_region *region);
 void engine_release_spares(struct shoal_engine *engine);

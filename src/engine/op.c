@@ -15,6 +15,7 @@ enum op_state {
     OP_CANCELED = 3, /* still queued, but unwanted */
     OP_ENDING = 4,   /* outcome is known, its task is on its way */
     OP_STOPPING = 5, /* a transport has it and was asked to end it */
+    OP_TAKEN = 6,    /* on a direct connection of its batch */
 };
 
 /* What private_data holds. */
@@ -46,7 +47,7 @@ static void op_end(struct engine_op *op, enum shoal_status status, const struct 
     struct shoal_engine *engine = peer->engine;
     struct engine_counters *counters = &engine->counters;
 
-    assert(loop_is_current(engine->loops[0]));
+    assert(op->state == OP_TAKEN || loop_is_current(engine->loops[0]));
     if (op->local_region)
         memory_unpin(engine->memory, op->local_region);
     op->local_region = NULL;
@@ -161,6 +162,8 @@ static struct engine_path *xfer_start(struct engine_op *op, struct engine_xfer *
                                                .len_bytes = op->len_bytes,
                                                .done = xfer_done,
                                                .arrived = op->arrived ? xfer_arrived : NULL,
+                                               .local_region = op->local_region,
+                                               .wants_direct = op->wants_direct,
                                                .arg = op};
     do {
         path = engine_peer_path(peer, after, caps, error);
@@ -219,6 +222,35 @@ static void op_start_posted(void *arg)
     engine_op_start(arg);
 }
 
+void engine_op_take(struct engine_op *op)
+{
+    op->state = OP_TAKEN;
+}
+
+bool engine_op_is_taken(const struct engine_op *op)
+{
+    return op->state == OP_TAKEN;
+}
+
+void engine_op_requeue(struct engine_op *op)
+{
+    op->state = OP_QUEUED;
+}
+
+void engine_op_start_soon(struct shoal_engine *engine, struct engine_op *op)
+{
+    loop_post(engine->loops[0], &op->task, op_start_posted, op);
+}
+
+void engine_op_finish(struct engine_op *op, const struct transport_direct_ops *ops, enum shoal_status status,
+                      struct shoal_error *error)
+{
+    if (status == SHOAL_OK)
+        engine_path_worked_directly(op_peer(op), ops, op->len_bytes);
+    op_end(op, status, error);
+    free(error);
+}
+
 void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op)
 {
     struct engine_peer *peer = op->segment->peer;
@@ -236,6 +268,7 @@ void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op)
     op->status = SHOAL_OK;
     op->error = NULL;
     op->local_region = NULL;
+    op->wants_direct = false;
     op->state = OP_QUEUED;
     status =
         memory_pin(engine->memory, (uint64_t)(uintptr_t)op->local, op->len_bytes, 0, 0, &op->local_region, &reason);
@@ -252,7 +285,7 @@ void engine_submit(struct shoal_engine *engine, struct engine_op *op)
 
     engine_op_prepare(engine, op);
     if (!loop_is_current(engine->loops[0])) {
-        loop_post(engine->loops[0], &op->task, op_start_posted, op);
+        engine_op_start_soon(engine, op);
         return;
     }
     status = op_start(op);

@@ -122,6 +122,18 @@ void engine_path_worked(struct engine_peer *peer, const struct transport_ops *op
     LOG_INFO("'%s' is reached over '%s' again", peer->name, ops->name);
 }
 
+void engine_path_worked_directly(struct engine_peer *peer, const struct transport_direct_ops *ops, uint64_t bytes)
+{
+    mutex_lock(&peer->engine->mutex); /* paths may move */
+    for (unsigned i = 0; i < peer->path_count; i++) {
+        if (peer->paths[i].ops->direct == ops) {
+            __atomic_fetch_add(&peer->paths[i].requests, 1, __ATOMIC_RELAXED);
+            __atomic_fetch_add(&peer->paths[i].bytes, bytes, __ATOMIC_RELAXED);
+        }
+    }
+    mutex_unlock(&peer->engine->mutex);
+}
+
 /* --- choice --- */
 
 /* The last one is never left alone: what it says is what the caller gets. */
@@ -157,6 +169,23 @@ static bool is_usable(struct engine_peer *peer, struct engine_path *path, struct
     return false;
 }
 
+/* Small requests may go over the transport in use without loop 0, until one has to look for a better one again. */
+static void publish_direct(struct engine_peer *peer, const struct engine_path *path)
+{
+    int64_t until_ms = path == &peer->paths[0] ? DEADLINE_NONE : deadline_after_ms(peer->engine->path_retry_ms);
+
+    if (!path->ops->direct) {
+        if (peer->direct)
+            __atomic_store_n(&peer->direct, NULL, __ATOMIC_RELEASE);
+        return;
+    }
+    if (peer->direct == path->remote && !deadline_is_past(peer->direct_until_ms))
+        return;
+    __atomic_store_n(&peer->direct_ops, path->ops->direct, __ATOMIC_RELAXED);
+    __atomic_store_n(&peer->direct_until_ms, until_ms, __ATOMIC_RELAXED);
+    __atomic_store_n(&peer->direct, path->remote, __ATOMIC_RELEASE); /* pairs with engine_direct_submit */
+}
+
 struct engine_path *engine_peer_path(struct engine_peer *peer, const struct transport_ops *after, unsigned caps,
                                      struct shoal_error *error)
 {
@@ -177,6 +206,7 @@ struct engine_path *engine_peer_path(struct engine_peer *peer, const struct tran
             peer->in_use = path->ops->name;
             mutex_unlock(&peer->engine->mutex);
         }
+        publish_direct(peer, path);
         return path;
     }
     return NULL;

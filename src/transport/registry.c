@@ -76,7 +76,7 @@ static enum shoal_status add_locked(const struct transport_ops *ops, struct shoa
 
     if (!ops->name || !ops->name[0] || !ops->create || !ops->destroy || !ops->peer_open || !ops->peer_close ||
         !ops->submit || !ops->peer_abort || ((ops->caps & TRANSPORT_CAP_CANCEL) && !ops->cancel) ||
-        ((ops->caps & TRANSPORT_CAP_NOTIFY) && !ops->notify))
+        ((ops->caps & TRANSPORT_CAP_NOTIFY) && !ops->notify) || ((ops->caps & TRANSPORT_CAP_DIRECT) && !ops->direct))
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "table of transport '%s' is incomplete",
                          ops->name ? ops->name : "");
     if (find_locked(ops->name))

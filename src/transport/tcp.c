@@ -31,6 +31,7 @@ struct tcp_peer {
     uint64_t outstanding; /* requests that are not done */
     unsigned clients;     /* connections that loop 0 has not freed */
     struct tcp_lane lanes[TCP_LANES_MAX];
+    struct tcp_direct_pool direct;
 };
 
 static struct tcp *tcp_of(struct transport *transport)
@@ -118,38 +119,14 @@ void tcp_client_is_gone(struct tcp *tcp, struct tcp_client *client)
     mutex_unlock(&tcp->mutex);
 }
 
-static void count_outcome(struct tcp *tcp, const struct transport_request *request)
+struct shoal_error *tcp_refusal(const char *name, const char *address, unsigned op, uint64_t remote_addr,
+                                uint64_t len_bytes, enum shoal_status status, const char *text)
 {
-    struct tcp_counters *counters = &tcp->counters;
-
-    switch (request->status) {
-    case SHOAL_OK:
-        if (request->op == SHOAL_OP_READ) {
-            tcp_count(&counters->reads, 1);
-            tcp_count(&counters->read_bytes, request->len_bytes);
-        } else if (request->op == SHOAL_OP_WRITE) {
-            tcp_count(&counters->writes, 1);
-            tcp_count(&counters->write_bytes, request->len_bytes);
-        } else {
-            tcp_count(&counters->notifies, 1);
-        }
-        break;
-    case SHOAL_CANCELED:
-        tcp_count(&counters->canceled, 1);
-        break;
-    case SHOAL_TIMED_OUT:
-        tcp_count(&counters->timed_out, 1);
-        break;
-    case SHOAL_UNREACHABLE:
-        tcp_count(&counters->unreachable, 1);
-        break;
-    case SHOAL_INVALID_ARGUMENT:
-        tcp_count(&counters->refused, 1);
-        break;
-    default:
-        tcp_count(&counters->failed, 1);
-        break;
-    }
+    return tcp_error(status, 0, "'%s' (%s) refused %s of [0x%llx, +%llu): %s", name, address,
+                     op == SHOAL_OP_READ    ? "READ"
+                     : op == SHOAL_OP_WRITE ? "WRITE"
+                                            : "NOTIFY",
+                     (unsigned long long)remote_addr, (unsigned long long)len_bytes, text);
 }
 
 static void lane_queue(struct tcp_lane *lane, struct transport_request *request);
@@ -171,7 +148,7 @@ static void take_back(struct tcp *tcp, struct transport_request *request)
     }
     lane->bytes -= request->len_bytes;
     peer->outstanding--;
-    count_outcome(tcp, request);
+    tcp_count_outcome(tcp, request);
     error = request->error;
     request->error = NULL;
     request->done(request, request->status, error);
@@ -181,7 +158,8 @@ static void take_back(struct tcp *tcp, struct transport_request *request)
 static void reap_peers(struct tcp *tcp)
 {
     LIST_FOR_EACH_SAFE (peer, &tcp->peers, struct tcp_peer, node) {
-        bool is_idle = peer->is_closed && peer->outstanding == 0 && peer->clients == 0;
+        bool is_idle =
+            peer->is_closed && peer->outstanding == 0 && peer->clients == 0 && tcp_direct_is_unused(&peer->direct);
 
         for (unsigned i = 0; i < tcp->lane_count; i++)
             is_idle = is_idle && !peer->lanes[i].dial;
@@ -373,6 +351,8 @@ static void tcp_submit(struct transport_peer *base, struct transport_request *re
     request->deadline_ms = deadline_after_ms(peer->tcp->env.progress_timeout_ms);
     lane->bytes += request->len_bytes;
     peer->outstanding++;
+    if (request->wants_direct)
+        tcp_direct_wish(&peer->direct);
     if (peer->is_closed)
         tcp_return(peer->tcp, request, SHOAL_CANCELED, NULL);
     else
@@ -407,6 +387,7 @@ static void tcp_peer_abort(struct transport_peer *base)
             endpoint_dial_cancel(lane->dial);
         abort_client(lane);
     }
+    tcp_direct_abort(&peer->direct);
 }
 
 static enum shoal_status tcp_peer_open(struct transport *transport, const char *name, const char *address,
@@ -428,6 +409,7 @@ static enum shoal_status tcp_peer_open(struct transport *transport, const char *
         peer->lanes[i].peer = peer;
         list_init(&peer->lanes[i].queue);
     }
+    tcp_direct_pool_init(&peer->direct, tcp, peer->name, peer->address, instance);
     list_push_back(&tcp->peers, &peer->node);
     tcp_live(tcp, 1);
     *out = (struct transport_peer *)peer;
@@ -442,10 +424,50 @@ static void tcp_peer_close(struct transport_peer *base)
         return;
     peer->is_closed = true;
     peer->tcp->closed_peers++;
+    tcp_direct_close(&peer->direct);
     tcp_peer_abort(base);
     mutex_lock(&peer->tcp->mutex);
     post_outbox(peer->tcp);
     mutex_unlock(&peer->tcp->mutex);
+}
+
+/* --- direct connections --- */
+
+struct tcp_direct_pool *tcp_direct_pool_of(struct transport_peer *peer)
+{
+    return &peer_of(peer)->direct;
+}
+
+void tcp_direct_freed(struct tcp *tcp)
+{
+    mutex_lock(&tcp->mutex);
+    post_outbox(tcp);
+    mutex_unlock(&tcp->mutex);
+}
+
+static void direct_tick(void *arg)
+{
+    struct tcp *tcp = arg;
+    int64_t now_ms = clock_now_ms();
+    bool is_late = now_ms - tcp->direct_ticked_ms > 2 * tcp_tick_ms(tcp) + 200, is_needed = false;
+
+    tcp->direct_ticked_ms = now_ms;
+    LIST_FOR_EACH (peer, &tcp->peers, struct tcp_peer, node) {
+        tcp_direct_tick(&peer->direct, now_ms, is_late);
+        is_needed |= !list_is_empty(&peer->direct.connections);
+    }
+    if (is_needed)
+        tcp_direct_arm_tick(tcp);
+}
+
+void tcp_direct_arm_tick(struct tcp *tcp)
+{
+    int64_t tick_ms = tcp_tick_ms(tcp);
+
+    if (loop_timer_is_running(&tcp->direct_tick))
+        return;
+    tcp->direct_ticked_ms = clock_now_ms();
+    loop_timer_start(&tcp->direct_tick, tick_ms < TCP_DIRECT_TICK_MS ? tick_ms : TCP_DIRECT_TICK_MS);
 }
 
 struct tcp_notify {
@@ -593,14 +615,29 @@ static void evict_on_shard(void *arg)
     }
 }
 
+struct evict_direct_call {
+    struct tcp *tcp;
+    const struct memory_region *region;
+};
+
+static void evict_direct(void *arg)
+{
+    struct evict_direct_call *call = arg;
+
+    LIST_FOR_EACH (peer, &call->tcp->peers, struct tcp_peer, node)
+        tcp_direct_evict(&peer->direct, call->region);
+}
+
 static void tcp_evict(struct transport *transport, const struct memory_region *region)
 {
     struct tcp *tcp = tcp_of(transport);
+    struct evict_direct_call direct_call = {tcp, region};
 
     for (unsigned i = 0; i < tcp->env.data_loop_count; i++) {
         struct evict_call call = {&tcp->shards[i], region};
         loop_call(call.shard->loop, evict_on_shard, &call);
     }
+    loop_call(tcp->env.loop, evict_direct, &direct_call);
 }
 
 static void accepted(void *arg, int fd, const struct hello *peer)
@@ -611,6 +648,12 @@ static void accepted(void *arg, int fd, const struct hello *peer)
 }
 
 /* --- life --- */
+
+struct start_call {
+    struct tcp *tcp;
+    enum shoal_status status;
+    struct shoal_error *error;
+};
 
 struct shard_call {
     struct tcp_shard *shard;
@@ -643,6 +686,20 @@ static void stop_shard(void *arg)
     loop_timer_release(&shard->lend_check);
 }
 
+static void start_direct(void *arg)
+{
+    struct start_call *call = arg;
+
+    call->status = loop_timer_init(&call->tcp->direct_tick, call->tcp->env.loop, direct_tick, call->tcp, call->error);
+}
+
+static void stop_direct(void *arg)
+{
+    struct tcp *tcp = arg;
+
+    loop_timer_release(&tcp->direct_tick);
+}
+
 static void stop_peers(void *arg)
 {
     struct tcp *tcp = arg;
@@ -665,6 +722,8 @@ static void tcp_free(struct tcp *tcp)
     for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
         if (tcp->shards[i].tcp)
             loop_call(tcp->shards[i].loop, nothing, NULL);
+    loop_call(tcp->env.loop, stop_direct, tcp);
+    mutex_release(&tcp->direct_mutex);
     upload_release(&tcp->uploads);
     rate_release(&tcp->upload_limit);
     rate_release(&tcp->download_limit);
@@ -677,6 +736,7 @@ static void tcp_free(struct tcp *tcp)
 static enum shoal_status tcp_create(const struct transport_env *env, struct transport **out, struct shoal_error *error)
 {
     struct tcp *tcp = calloc(1, sizeof *tcp);
+    struct start_call start = {tcp, SHOAL_OK, error};
 
     if (!tcp)
         return error_no_memory(error);
@@ -687,6 +747,7 @@ static enum shoal_status tcp_create(const struct transport_env *env, struct tran
     list_init(&tcp->returned);
     list_init(&tcp->gone);
     mutex_init(&tcp->mutex, RANK_TRANSPORT);
+    mutex_init(&tcp->direct_mutex, RANK_TRANSPORT);
     cond_init(&tcp->changed);
     upload_init(&tcp->uploads, env->upload_slots);
     rate_init(&tcp->upload_limit, env->upload_limit_bytes_per_s);
@@ -711,6 +772,11 @@ static enum shoal_status tcp_create(const struct transport_env *env, struct tran
             return call.status;
         }
     }
+    loop_call(env->loop, start_direct, &start);
+    if (start.status != SHOAL_OK) {
+        tcp_free(tcp);
+        return start.status;
+    }
     endpoint_set_handler(env->endpoint, HELLO_CHANNEL_DATA, accepted, tcp);
     *out = (struct transport *)tcp;
     return SHOAL_OK;
@@ -730,66 +796,10 @@ static void tcp_destroy(struct transport *transport)
     tcp_free(tcp);
 }
 
-static bool tcp_metrics(struct transport *transport, struct buf *out)
-{
-    struct tcp *tcp = tcp_of(transport);
-    struct tcp_counters *c = &tcp->counters;
-    uint64_t slot_waits, slots_lent;
-    const uint64_t throttled_out_ms = __atomic_load_n(&c->throttled_out_ns, __ATOMIC_RELAXED) / 1000000,
-                   throttled_in_ms = __atomic_load_n(&c->throttled_in_ns, __ATOMIC_RELAXED) / 1000000;
-    const struct {
-        const char *name, *labels, *kind, *help;
-        const uint64_t *value;
-    } rows[] = {
-        {"requests_total", "{op=\"read\"}", "counter", "Requests of this node that completed.", &c->reads},
-        {"requests_total", "{op=\"write\"}", NULL, NULL, &c->writes},
-        {"requests_total", "{op=\"notify\"}", NULL, NULL, &c->notifies},
-        {"bytes_total", "{op=\"read\"}", "counter", "Bytes moved by completed requests of this node.", &c->read_bytes},
-        {"bytes_total", "{op=\"write\"}", NULL, NULL, &c->write_bytes},
-        {"request_failures_total", "{kind=\"canceled\"}", "counter", "Requests that did not complete.", &c->canceled},
-        {"request_failures_total", "{kind=\"timed_out\"}", NULL, NULL, &c->timed_out},
-        {"request_failures_total", "{kind=\"unreachable\"}", NULL, NULL, &c->unreachable},
-        {"request_failures_total", "{kind=\"refused\"}", NULL, NULL, &c->refused},
-        {"request_failures_total", "{kind=\"other\"}", NULL, NULL, &c->failed},
-        {"retries_total", "", "counter", "Requests repeated on a new connection.", &c->retries},
-        {"served_total", "{op=\"read\"}", "counter", "Requests of peers that were served.", &c->served_reads},
-        {"served_total", "{op=\"write\"}", NULL, NULL, &c->served_writes},
-        {"served_total", "{op=\"notify\"}", NULL, NULL, &c->served_notifies},
-        {"served_bytes_total", "{op=\"read\"}", "counter", "Bytes served to peers.", &c->served_read_bytes},
-        {"served_bytes_total", "{op=\"write\"}", NULL, NULL, &c->served_write_bytes},
-        {"serve_refusals_total", "", "counter", "Requests of peers that were refused.", &c->serve_refusals},
-        {"serve_faults_total", "", "counter", "Registered memory that was found inaccessible.", &c->serve_faults},
-        {"serve_stalls_total", "", "counter", "Peers dropped because they made no progress.", &c->serve_stalls},
-        {"protocol_errors_total", "", "counter", "Connections closed for a violated protocol.", &c->protocol_errors},
-        {"evictions_total", "", "counter", "Connections closed to release memory.", &c->evictions},
-        {"upload_slot_waits_total", "", "counter", "Turns to be sent to that had to wait for an upload slot.",
-         &slot_waits},
-        {"upload_slots_lent_total", "", "counter", "Upload slots lent on because their peer took nothing.",
-         &slots_lent},
-        {"throttled_ms_total", "{direction=\"upload\"}", "counter",
-         "Time that connections waited for the rate limit, ms.", &throttled_out_ms},
-        {"throttled_ms_total", "{direction=\"download\"}", NULL, NULL, &throttled_in_ms},
-        {"connections", "{side=\"client\"}", "gauge", "Open data connections.", &c->client_connections},
-        {"connections", "{side=\"server\"}", NULL, NULL, &c->server_connections},
-    };
-
-    upload_counters(&tcp->uploads, &slot_waits, &slots_lent);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (rows[i].kind &&
-            !buf_append_format(out, "# HELP shoal_transport_tcp_%s %s\n# TYPE shoal_transport_tcp_%s %s\n",
-                               rows[i].name, rows[i].help, rows[i].name, rows[i].kind))
-            return false;
-        if (!buf_append_format(out, "shoal_transport_tcp_%s%s %llu\n", rows[i].name, rows[i].labels,
-                               (unsigned long long)__atomic_load_n(rows[i].value, __ATOMIC_RELAXED)))
-            return false;
-    }
-    return true;
-}
-
 const struct transport_ops transport_tcp_ops = {
     .name = "tcp",
-    .caps =
-        TRANSPORT_CAP_READ | TRANSPORT_CAP_WRITE | TRANSPORT_CAP_CANCEL | TRANSPORT_CAP_NOTIFY | TRANSPORT_CAP_REMOTE,
+    .caps = TRANSPORT_CAP_READ | TRANSPORT_CAP_WRITE | TRANSPORT_CAP_CANCEL | TRANSPORT_CAP_NOTIFY |
+            TRANSPORT_CAP_REMOTE | TRANSPORT_CAP_DIRECT,
     .create = tcp_create,
     .destroy = tcp_destroy,
     .is_reachable = tcp_is_reachable,
@@ -801,4 +811,5 @@ const struct transport_ops transport_tcp_ops = {
     .notify = tcp_notify,
     .evict = tcp_evict,
     .metrics = tcp_metrics,
+    .direct = &tcp_direct_ops,
 };

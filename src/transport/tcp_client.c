@@ -433,12 +433,8 @@ static void on_refusal(struct tcp_client *client, struct tcp_slot *slot)
 
     client->text[client->frame.len] = '\0';
     if (slot->request)
-        error =
-            tcp_error(status, 0, "'%s' (%s) refused %s of [0x%llx, +%llu): %s", client->peer_name, client->peer_address,
-                      slot->op == SHOAL_OP_READ    ? "READ"
-                      : slot->op == SHOAL_OP_WRITE ? "WRITE"
-                                                   : "NOTIFY",
-                      (unsigned long long)slot->request->remote_addr, (unsigned long long)slot->len, client->text);
+        error = tcp_refusal(client->peer_name, client->peer_address, slot->op, slot->request->remote_addr, slot->len,
+                            status, (const char *)client->text);
     if (slot->state == TCP_SLOT_CHUNK) {
         if (tcp_out_is_begun(&slot->out)) {
             /* The peer drops the rest of the chunk, but until it is out local memory is in use. */

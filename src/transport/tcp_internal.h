@@ -28,6 +28,7 @@
 #define TCP_SERVER_IDLE_MS 90000
 #define TCP_REPLIES_MAX 256 /* queued answers before a serving connection stops reading */
 #define TCP_CLIENT_CONNECTIONS_MAX 2048
+#define TCP_DIRECT_TICK_MS 250
 #define TCP_LEND_CHECK_MS 100       /* while somebody waits for an upload slot */
 #define TCP_SMALL_BODY_BYTES 65536u /* up to this a READ is answered without waiting for a slot */
 #define TCP_TRICKLE_BYTES 4096u     /* what a peer that waits for a slot gets now and then, to know that it waits */
@@ -58,6 +59,7 @@ struct tcp_counters {                                           /* atomic, relax
     uint64_t serve_stalls, protocol_errors, evictions; /* connections closed for that */
     uint64_t client_connections, server_connections;   /* open now */
     uint64_t throttled_out_ns, throttled_in_ns;        /* connections waited for a rate limit */
+    uint64_t direct_requests;                          /* ended on the thread that asked, or were handed over */
 };
 
 /* What one data loop hosts. */
@@ -108,6 +110,25 @@ struct tcp {
     struct loop_task outbox_task;
     bool is_outbox_posted;
     unsigned live_objects; /* peers, client connections, server connections on their way to a shard */
+
+    struct mutex direct_mutex;     /* RANK_TRANSPORT: states of direct connections and their pools; never with mutex */
+    struct loop_timer direct_tick; /* loop 0; runs while there are direct connections */
+    int64_t direct_ticked_ms;
+};
+
+/* Direct connections to one peer. */
+struct tcp_direct_pool {
+    struct tcp *tcp;
+    const char *name, *address; /* of the peer, borrowed from it */
+    uint64_t instance;
+    /* loop 0 */
+    struct list connections; /* struct transport_direct */
+    unsigned connection_count, wishes;
+    struct endpoint_dial *dial; /* NULL: not dialing */
+    int64_t dial_after_ms;
+    bool is_closed; /* changes under tcp->direct_mutex */
+    /* under tcp->direct_mutex */
+    struct list idle;
 };
 
 /* One request on the wire. */
@@ -185,6 +206,17 @@ struct shoal_error *tcp_error(enum shoal_status status, int sys_errno, const cha
     __attribute__((format(printf, 3, 4)));
 void tcp_shard_arm_tick(struct tcp_shard *shard);
 int64_t tcp_tick_ms(const struct tcp *tcp);
+/* The error of a request that the peer refused. */
+struct shoal_error *tcp_refusal(const char *name, const char *address, unsigned op, uint64_t remote_addr,
+                                uint64_t len_bytes, enum shoal_status status, const char *text);
+struct tcp_direct_pool *tcp_direct_pool_of(struct transport_peer *peer);
+void tcp_direct_arm_tick(struct tcp *tcp);
+/* A closed peer may be free now. */
+void tcp_direct_freed(struct tcp *tcp);
+
+/* tcp_metrics.c */
+void tcp_count_outcome(struct tcp *tcp, const struct transport_request *request);
+bool tcp_metrics(struct transport *transport, struct buf *out);
 
 /* tcp_meter.c; all on the shard's thread */
 void tcp_meter_init(struct tcp_meter *meter, struct tcp_shard *shard, struct rate_limiter *limiter,
@@ -211,6 +243,23 @@ void tcp_client_abort(struct tcp_client *client);                               
 void tcp_client_free(struct tcp_client *client);                                      /* loop 0, once it is gone */
 void tcp_client_tick(struct tcp_client *client, int64_t now_ms);
 void tcp_client_close_idle(struct tcp_shard *shard); /* the longest idle one, if any */
+
+/* tcp_direct.c; all on loop 0 */
+extern const struct transport_direct_ops tcp_direct_ops;
+void tcp_direct_pool_init(struct tcp_direct_pool *pool, struct tcp *tcp, const char *name, const char *address,
+                          uint64_t instance);
+/* A request found no free connection: there may be one for the next. */
+void tcp_direct_wish(struct tcp_direct_pool *pool);
+/* Ends every request with CANCELED and drops the connections. */
+void tcp_direct_abort(struct tcp_direct_pool *pool);
+void tcp_direct_close(struct tcp_direct_pool *pool);
+/* Drops the connections whose requests use region. */
+void tcp_direct_evict(struct tcp_direct_pool *pool, const struct memory_region *region);
+void tcp_direct_tick(struct tcp_direct_pool *pool, int64_t now_ms, bool is_late);
+static inline bool tcp_direct_is_unused(const struct tcp_direct_pool *pool)
+{
+    return list_is_empty(&pool->connections) && !pool->dial;
+}
 
 /* tcp_server.c */
 struct tcp_server;

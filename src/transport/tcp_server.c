@@ -643,6 +643,7 @@ void tcp_server_accept(struct tcp_shard *shard, int fd, const char *peer_name)
     tcp_stream_init(&server->stream, &server_stream_ops, fd);
     tcp_stream_tune(&server->stream, tcp->env.download_limit_bytes_per_s);
     tcp_stream_tune_unsent(&server->stream, 0);
+    tcp_stream_expect_heads(&server->stream);
     tcp_meter_init(&server->meter_in, shard, &tcp->download_limit, &tcp->counters.throttled_in_ns, resume_in, server);
     tcp_meter_init(&server->meter_out, shard, &tcp->upload_limit, &tcp->counters.throttled_out_ns, resume_out, server);
     if (rate_is_limited(&tcp->download_limit))

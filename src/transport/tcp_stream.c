@@ -100,6 +100,13 @@ void tcp_stream_tune(struct tcp_stream *stream, uint64_t in_bytes_per_s)
     }
 }
 
+void tcp_stream_expect_heads(struct tcp_stream *stream)
+{
+    int one = 1;
+
+    stream->tells_queue = setsockopt(stream->fd, IPPROTO_TCP, TCP_INQ, &one, sizeof one) == 0;
+}
+
 void tcp_stream_look_at_acks(struct tcp_stream *stream, int64_t now_ms)
 {
     int held;
@@ -218,7 +225,7 @@ enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
         if (count == 0)
             return TCP_STEP_HELD;
         message.msg_iovlen = count;
-        sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL);
+        sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
@@ -241,7 +248,7 @@ enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
 }
 
 /* One system call for the rest of a body and, if it fits, the header behind it. */
-static ssize_t receive_body(struct tcp_stream *stream, uint64_t budget, size_t *asked_out)
+static ssize_t receive_body(struct tcp_stream *stream, uint64_t budget, int flags, size_t *asked_out)
 {
     uint64_t most = stream->is_body_metered && stream->in_allowance < budget ? stream->in_allowance : budget;
     size_t part = stream->body_left < most ? (size_t)stream->body_left : (size_t)most;
@@ -250,10 +257,34 @@ static ssize_t receive_body(struct tcp_stream *stream, uint64_t budget, size_t *
 
     *asked_out = part + (message.msg_iovlen == 2 ? DATA_HEADER_BYTES : 0);
     if (stream->body)
-        return recvmsg(stream->fd, &message, 0);
+        return recvmsg(stream->fd, &message, flags);
     *asked_out = part;
     /* TCP discards without a copy. A plain system call: sanitizers take the libc function for a write to NULL. */
-    return syscall(SYS_recvfrom, stream->fd, NULL, part, MSG_TRUNC, NULL, NULL);
+    return syscall(SYS_recvfrom, stream->fd, NULL, part, MSG_TRUNC | flags, NULL, NULL);
+}
+
+/* is_last_out: nothing lies behind what was received. */
+static ssize_t receive_head(struct tcp_stream *stream, size_t len, int flags, bool *is_last_out)
+{
+    struct iovec iov = {stream->head + stream->head_have, len};
+    union {
+        struct cmsghdr header;
+        uint8_t bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    const struct cmsghdr *part;
+    ssize_t got;
+    int queued = 1;
+
+    if (!stream->tells_queue)
+        return recv(stream->fd, iov.iov_base, len, flags);
+    got = recvmsg(stream->fd, &message, flags);
+    part = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (part && part->cmsg_level == SOL_TCP && part->cmsg_type == TCP_CM_INQ)
+        memcpy(&queued, CMSG_DATA(part), sizeof queued);
+    *is_last_out = queued == 0;
+    return got;
 }
 
 enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
@@ -261,7 +292,8 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
     uint64_t budget = TURN_BYTES;
 
     for (;;) {
-        bool is_body = stream->body_left > 0;
+        bool is_body = stream->body_left > 0, is_last = false;
+        int flags = stream->may_wait ? 0 : MSG_DONTWAIT;
         size_t asked;
         ssize_t got;
 
@@ -270,12 +302,15 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
         if (is_body && stream->is_body_metered && stream->in_allowance == 0)
             return TCP_STEP_HELD;
         if (is_body) {
-            got = receive_body(stream, budget, &asked);
+            got = receive_body(stream, budget, flags, &asked);
         } else {
             asked = DATA_HEADER_BYTES - stream->head_have;
-            got = recv(stream->fd, stream->head + stream->head_have, asked, 0);
+            got = receive_head(stream, asked, flags, &is_last);
         }
+        stream->may_wait = false;
         if (got < 0) {
+            if (errno == EINTR && !flags)
+                return TCP_STEP_DONE;
             if (errno == EINTR)
                 continue;
             if (errno == EAGAIN || errno == EWOULDBLOCK)
@@ -322,6 +357,8 @@ enum tcp_step tcp_stream_receive(struct tcp_stream *stream, int *errno_out)
             stream->is_body_metered = is_metered(&frame);
             if (!stream->ops->head(stream, &frame))
                 return TCP_STEP_STOPPED;
+            if (is_last)
+                return TCP_STEP_DONE;
         } else if ((size_t)got < asked) {
             return TCP_STEP_DONE; /* drained: saves the call that would say EAGAIN */
         }

@@ -41,6 +41,8 @@ struct tcp_stream {
     const struct tcp_stream_ops *ops;
     int fd; /* owned */
     bool is_same_host;
+    bool may_wait;    /* the next receive sleeps until something comes, if the socket blocks */
+    bool tells_queue; /* the kernel says with each header how much lies behind it */
     int unsent_limit; /* of the kernel; 0: none was set */
     struct list out;
     void *body; /* where the rest of the current body goes; NULL: nowhere */
@@ -70,6 +72,8 @@ void tcp_stream_init(struct tcp_stream *stream, const struct tcp_stream_ops *ops
 void tcp_stream_release(struct tcp_stream *stream); /* closes fd; the queue is the owner's */
 /* Buffer and congestion control settings for a fresh connection that receives at most in_bytes_per_s (0: no limit). */
 void tcp_stream_tune(struct tcp_stream *stream, uint64_t in_bytes_per_s);
+/* For a stream that mostly receives lone headers: saves the system call that would say that nothing follows. */
+void tcp_stream_expect_heads(struct tcp_stream *stream);
 /* Lets the kernel hold as much unsent data as this connection needs to stay busy, given what it sends per second, and
  * no more: what lies there is lost to everybody else's turn. */
 void tcp_stream_tune_unsent(struct tcp_stream *stream, uint64_t bytes_per_s);

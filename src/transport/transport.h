@@ -25,10 +25,12 @@ enum transport_caps {
     TRANSPORT_CAP_CANCEL = 4, /* cancel ends a request before its data has passed */
     TRANSPORT_CAP_NOTIFY = 8,
     TRANSPORT_CAP_REMOTE = 16, /* reaches other hosts */
+    TRANSPORT_CAP_DIRECT = 64, /* small requests without the loops: struct transport_direct_ops */
 };
 
-struct transport;      /* one instance per engine */
-struct transport_peer; /* one remote node */
+struct transport;        /* one instance per engine */
+struct transport_peer;   /* one remote node */
+struct transport_direct; /* a connection that is lent to one thread, with its requests */
 
 /* One transfer; embedded in the engine's operation. done runs exactly once on loop 0, never from inside submit or
  * cancel. When it runs, no thread touches local any more.
@@ -46,10 +48,13 @@ struct transport_request {
      * transport may leave it out. */
     void (*arrived)(struct transport_request *request, uint64_t offset_bytes, uint64_t len_bytes);
     void *arg;
+    const struct memory_region *local_region; /* that the caller pinned */
+    bool wants_direct;                        /* would have gone over a direct connection, had one been free */
     uint64_t transferred_bytes;
     /* With UNSUPPORTED, set before done. */
     const char *refusal;  /* static text; NULL: "unsupported" */
     bool is_refused_once; /* only this request cannot go this way; others may */
+    bool is_repeatable;   /* direct: failed without harm, may be submitted the usual way */
     /* private to the transport until done */
     struct list_node node;
     struct loop_task task;
@@ -75,6 +80,33 @@ struct transport_env {
     bool (*notify)(void *arg, const char *peer, const char *name, const void *message, size_t len);
     void *notify_arg;
     const char *args; /* of install_transport; may be NULL */
+};
+
+#define TRANSPORT_DIRECT_REQUESTS_MAX 16
+#define TRANSPORT_DIRECT_BYTES_MAX 65536u /* of all requests of one submission */
+
+/* TRANSPORT_CAP_DIRECT. A few small requests whose submitter is about to wait for them: it sends and receives itself.
+ * What submit returned has one owner, who calls drive, hand_over and release, never two at the same time. Not on a loop
+ * thread. */
+struct transport_direct_ops {
+    /* Copies requests (done and arrived are not used) and sends them. NULL: no connection is free, nothing happened.
+     * Else finished runs exactly once, on a thread that drives, never from inside submit, hand_over or cancel, with
+     * status, error (owned by the callee from then on) and outcome of each request; no thread touches their local
+     * memory any more then. As soon as the owner can know of that it may release: finished must not look at requests
+     * afterwards. */
+    struct transport_direct *(*submit)(struct transport_peer *peer, const struct transport_request *requests,
+                                       size_t count,
+                                       void (*finished)(void *arg, struct transport_request *requests, size_t count),
+                                       void *arg);
+    /* Returns when finished has run, when the deadline has passed, or at once if a loop drives. What nobody drives for
+     * a while is handed over. */
+    void (*drive)(struct transport_direct *direct, int64_t deadline_ms);
+    /* Loop 0 drives from now on. */
+    void (*hand_over)(struct transport_direct *direct);
+    /* Its requests end with CANCELED as soon as somebody drives. Any thread, until release. */
+    void (*cancel)(struct transport_direct *direct);
+    /* After finished. */
+    void (*release)(struct transport_direct *direct);
 };
 
 struct transport_ops {
@@ -106,6 +138,7 @@ struct transport_ops {
      * itself soon. Any thread. Optional. */
     void (*evict)(struct transport *transport, const struct memory_region *region);
     bool (*metrics)(struct transport *transport, struct buf *out); /* Prometheus text; any thread */
+    const struct transport_direct_ops *direct;                     /* NULL without the capability */
 };
 
 /* NULL: unknown. The registry checks each table once and fills optional entries with defaults that say UNSUPPORTED. */
