@@ -75,6 +75,10 @@ static const struct option_spec options_serving[] = {
     {OPTION_UINT, 0, "upload-slots", "N", "SHOAL_UPLOAD_SLOTS", offsetof(struct settings, upload_slots), .min = 1,
      .max = SHOAL_UPLOAD_SLOTS_MAX,
      .help = "Send to this many connections at a time, the others take turns. Default: 4."},
+    {OPTION_UINT, 0, "io-threads", "N", "SHOAL_IO_THREADS", offsetof(struct settings, io_threads), .min = 1,
+     .max = SHOAL_IO_THREADS_MAX,
+     .help = "Threads that move bytes; with several, up to 4 connections to each other node. Default: 1 on less than 8 "
+             "CPUs, else a quarter of them, at most 4."},
     {OPTION_END},
 };
 

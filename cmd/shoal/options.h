@@ -34,6 +34,7 @@ struct settings {
     /* seed and get */
     uint64_t upload_limit, download_limit; /* bytes per second; 0: none */
     uint64_t upload_slots;                 /* 0: chosen */
+    uint64_t io_threads;                   /* 0: chosen */
     /* all that take part in transfers */
     const char *protocol, *nic_priority_matrix; /* NULL: chosen, none */
     /* stat */

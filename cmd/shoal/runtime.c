@@ -52,6 +52,7 @@ enum shoal_status app_open_store(struct app *app, bool any_port, struct shoal_er
                                         .upload_limit_bytes_per_s = app->settings.upload_limit,
                                         .download_limit_bytes_per_s = app->settings.download_limit,
                                         .upload_slots = (unsigned)app->settings.upload_slots,
+                                        .io_threads = (unsigned)app->settings.io_threads,
                                         .protocol = app->settings.protocol};
     struct shoal_call call = app_call(app);
     char *matrix;

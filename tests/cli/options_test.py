@@ -74,6 +74,8 @@ class Usage(CliTest):
             cases += [([command, option, value, *rest], "must be at most 1TiB per second") for value in ("2T", "1099511627777")]
             cases += [([command, "--upload-slots", value, *rest], "must be a whole number from 1 to 1024")
                       for value in ("0", "1025", "-1", "all", "")]
+            cases += [([command, "--io-threads", value, *rest], "must be a whole number from 1 to 16")
+                      for value in ("0", "17", "-1", "all", "")]
         cases += [([command, "--download-limit", "1M", *rest], "unknown or ambiguous option")
                   for command, *rest in (["seed", "n", "."], ["ls"], ["stat", "n"])]
         cases += [([command, option, "", *rest], "must not be empty") for option in ("--metadata", "--name", "--cluster")
