@@ -237,7 +237,8 @@ static bool start(struct client *client, int *exit_code_out)
         *exit_code_out = signals_received() ? EXIT_CODE_OK : fail(&error, "cannot join the KV store");
         return false;
     }
-    struct local_service_config local_config = {.kv = client->kv, .port = (uint16_t)client->settings.port};
+    struct local_service_config local_config = {
+        .kv = client->kv, .port = (uint16_t)client->settings.port, .cluster = client->settings.cluster};
     if (local_service_create(&local_config, &client->service, &error) != SHOAL_OK) {
         *exit_code_out = fail(&error, "cannot serve processes of this host (--port)");
         return false;

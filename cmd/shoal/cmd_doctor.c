@@ -52,8 +52,9 @@ void doctor_add(struct doctor *doctor, const char *name, json_t *value)
 static int run_doctor(struct app *app, int count, char **arguments)
 {
     static void (*const areas[])(struct doctor *) = {
-        doctor_check_metadata, doctor_check_address, doctor_check_cluster, doctor_check_rdma,      doctor_check_local,
-        doctor_check_limits,   doctor_check_network, doctor_check_memory,  doctor_check_directory, doctor_check_peer,
+        doctor_check_metadata, doctor_check_address, doctor_check_cluster,   doctor_check_transports,
+        doctor_check_rdma,     doctor_check_local,   doctor_check_cuda,      doctor_check_limits,
+        doctor_check_network,  doctor_check_memory,  doctor_check_directory, doctor_check_peer,
     };
     struct shoal_error error;
     struct hostport peer;
@@ -97,7 +98,8 @@ const struct command command_doctor = {
     .arguments = "",
     .summary = "check this machine and the metadata service",
     .text =
-        "Checks the metadata service, the address of this node, the sources that are listed, RDMA devices, the path "
+        "Checks the metadata service, the address of this node, the sources that are listed, RDMA and CUDA devices, "
+        "the path "
         "between processes of this host, limits, kernel settings, memory and disk, and says what to do. One line "
         "each: OK; WARN, it works but worse than it could; FAIL, a node needs it and it does not work; SKIP, it was "
         "not looked at, and why. Exits with 1 if a check fails, with 0 if there are only warnings.",

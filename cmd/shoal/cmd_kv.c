@@ -11,12 +11,15 @@
 #include <unistd.h>
 
 #include "app.h"
+#include "base/clock.h"
 #include "base/error.h"
+#include "greet.h"
 #include "matrix_option.h"
 #include "units.h"
 
 #define READ_FIRST_BYTES ((size_t)64 << 10)
 #define SIGNAL_POLL_MS 100
+#define GREET_TIMEOUT_MS 3000
 
 const char *app_kv_peer(const struct app *app)
 {
@@ -28,11 +31,28 @@ const char *app_kv_peer(const struct app *app)
     return text;
 }
 
+/* The port names the mooncake_client; whoever gives no --cluster takes the one it belongs to. "" if it does not say:
+ * the attempt to use it finds out why. */
+static void find_cluster(const struct app *app, char cluster_out[HELLO_CLUSTER_MAX_BYTES + 1])
+{
+    struct shoal_error error;
+    struct hello hello;
+    int64_t left_ms = deadline_left_ms(app->deadline_ms);
+    int timeout_ms = left_ms < GREET_TIMEOUT_MS ? (int)left_ms : GREET_TIMEOUT_MS;
+    int fd = greet_connect_to(app->settings.kv_client, timeout_ms, &error);
+    cluster_out[0] = '\0';
+    if (fd < 0)
+        return;
+    if (greet_ask(fd, options_default_cluster, timeout_ms, &hello))
+        memcpy(cluster_out, hello.cluster, sizeof hello.cluster);
+    close(fd);
+}
+
 enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
 {
     struct shoal_kv_config config = {.struct_size = sizeof config};
     struct shoal_call call = app_call(app);
-    char *matrix = NULL;
+    char *matrix = NULL, cluster[HELLO_CLUSTER_MAX_BYTES + 1] = "";
     enum shoal_status status = SHOAL_OK;
     if (app->settings.kv_master) {
         config.master = app->settings.kv_master;
@@ -43,6 +63,12 @@ enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
         config.nic_priority_matrix = matrix;
     } else {
         config.client = app->settings.kv_client;
+        config.cluster = app->settings.cluster;
+        if (app->settings.cluster == options_default_cluster) {
+            find_cluster(app, cluster);
+            if (cluster[0])
+                config.cluster = cluster;
+        }
     }
     if (status == SHOAL_OK)
         status = shoal_kv_open(&config, &call, &app->kv, error);

@@ -10,7 +10,6 @@
 #include <shoal/status.h>
 
 #include "app.h"
-#include "wire/hello.h"
 
 enum doctor_state {
     DOCTOR_OK,
@@ -34,15 +33,8 @@ void doctor_tell(struct doctor *doctor, enum doctor_state state, const char *che
 /* Adds a member to the JSON object of the line that was told last; takes the reference. Without --json: nothing. */
 void doctor_add(struct doctor *doctor, const char *name, json_t *value);
 
-/* Connects, waits at most timeout_ms (or until a signal). A descriptor to be closed, or -1 with error set. */
-int doctor_connect(const struct sockaddr_storage *addr, socklen_t len, int timeout_ms, struct shoal_error *error);
-/* The same with a text "host:port". */
-int doctor_connect_to(const char *address, int timeout_ms, struct shoal_error *error);
 /* Whether only this machine reaches it. */
 bool doctor_is_loopback(const struct sockaddr_storage *addr);
-
-/* Shakes hands over a connection that wants to know only who answers. false: nobody does who speaks as a node does. */
-bool doctor_ask_who(int fd, const char *cluster, int timeout_ms, struct hello *answer_out);
 
 /* Number field (from 0) in a file of numbers, as below /proc/sys; -1: it cannot be read or has fewer. */
 long long doctor_read_number(const char *path, int field);
@@ -55,6 +47,8 @@ void doctor_check_metadata(struct doctor *doctor);
 void doctor_check_address(struct doctor *doctor);
 void doctor_check_cluster(struct doctor *doctor);
 void doctor_check_rdma(struct doctor *doctor);
+void doctor_check_transports(struct doctor *doctor);
+void doctor_check_cuda(struct doctor *doctor);
 void doctor_check_local(struct doctor *doctor);
 void doctor_check_limits(struct doctor *doctor); /* after rdma: it needs locked memory */
 void doctor_check_network(struct doctor *doctor);

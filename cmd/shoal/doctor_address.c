@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/hostport.h"
 #include "doctor.h"
+#include "greet.h"
 
 #define CONNECT_TIMEOUT_MS 2000
 #define SHOWN_DEVICES 8
@@ -114,11 +115,11 @@ static void tell_port_in_use(struct doctor *doctor, const struct sockaddr_storag
 {
     struct shoal_error error;
     struct hello hello;
-    int fd = doctor_connect(addr, len, CONNECT_TIMEOUT_MS, &error);
+    int fd = greet_connect(addr, len, CONNECT_TIMEOUT_MS, &error);
     if (fd < 0)
         doctor_tell(doctor, DOCTOR_WARN, "name", "end the program that has the port, or give another port",
                     "%s: the port is in use, but a connection to it fails: %s", text, error.message);
-    else if (doctor_ask_who(fd, doctor->app->settings.cluster, CONNECT_TIMEOUT_MS, &hello))
+    else if (greet_ask(fd, doctor->app->settings.cluster, CONNECT_TIMEOUT_MS, &hello))
         doctor_tell(doctor, DOCTOR_WARN, "name", "that is fine while it runs; a second node needs another port",
                     "%s: the port is in use by the node %s of cluster \"%s\"", text, hello.name, hello.cluster);
     else
@@ -140,7 +141,7 @@ static void check_reachable(struct doctor *doctor, int listener, const char *tex
     if (listen(listener, 1) != 0 || getsockname(listener, (struct sockaddr *)&addr, &len) != 0)
         error_set(&error, SHOAL_ADDRESS, errno, "%s", strerror(errno));
     else
-        fd = doctor_connect(&addr, len, CONNECT_TIMEOUT_MS, &error);
+        fd = greet_connect(&addr, len, CONNECT_TIMEOUT_MS, &error);
     bool is_loopback = doctor_is_loopback(&addr);
     if (fd < 0)
         doctor_tell(doctor, DOCTOR_FAIL, "name", "look at the local firewall (nft list ruleset) and the routes",

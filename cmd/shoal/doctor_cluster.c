@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "doctor.h"
+#include "greet.h"
 
 #define CONNECT_TIMEOUT_MS 2000
 #define CHECKED_SOURCES 32
@@ -15,7 +16,7 @@ static void knock(struct doctor *doctor, const struct shoal_payload_info *payloa
                   const struct shoal_source_info *source, struct tally *tally)
 {
     struct shoal_error error;
-    int fd = doctor_connect_to(source->address, CONNECT_TIMEOUT_MS, &error);
+    int fd = greet_connect_to(source->address, CONNECT_TIMEOUT_MS, &error);
     tally->sources++;
     if (fd >= 0) {
         close(fd);

@@ -6,7 +6,20 @@
 
 #include "doctor.h"
 #include "sysfs.h"
+#include "transport/topology.h"
+#include "transport/transport.h"
 #include "units.h"
+
+/* --- what is built in --- */
+
+void doctor_check_transports(struct doctor *doctor)
+{
+    char text[200] = "";
+    size_t used = 0;
+    for (const char *const *name = transport_names(); *name && used < sizeof text; name++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", used ? ", " : "", *name);
+    doctor_tell(doctor, DOCTOR_OK, "transports", NULL, "this program knows: %s", text);
+}
 
 /* --- RDMA --- */
 
@@ -88,7 +101,29 @@ static void check_huge_pages(struct doctor *doctor)
                     pages.transparent[0] ? pages.transparent : "not known");
 }
 
+static void check_numa(struct doctor *doctor)
+{
+    struct topology *topology = NULL;
+    struct shoal_error error;
+    char text[400] = "", size[UNITS_TEXT_BYTES];
+    size_t used = 0, count;
+    if (topology_discover("/sys", &topology, &error) != SHOAL_OK) {
+        doctor_tell(doctor, DOCTOR_SKIP, "numa", NULL, "%s", error.message);
+        return;
+    }
+    count = topology_node_count(topology);
+    for (size_t i = 0; i < count && used < sizeof text; i++) {
+        const struct topology_node *node = topology_node(topology, i);
+        used += (size_t)snprintf(text + used, sizeof text - used, "%scpu:%u with %u CPUs and %s", i ? ", " : "",
+                                 node->index, node->cpus, units_format_size(node->memory_bytes, size));
+    }
+    doctor_tell(doctor, DOCTOR_OK, "numa", NULL, "%zu node%s: %s%s", count, count == 1 ? "" : "s", text,
+                count > 1 ? "; shoal topo shows what is near what" : "");
+    topology_destroy(topology);
+}
+
 void doctor_check_memory(struct doctor *doctor)
 {
+    check_numa(doctor);
     check_huge_pages(doctor);
 }

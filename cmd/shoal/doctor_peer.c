@@ -2,6 +2,7 @@
 /* --peer: who is there, over which transport it is reached and why not over a better one, how fast. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -9,6 +10,8 @@
 #include "base/error.h"
 #include "base/hostport.h"
 #include "doctor.h"
+#include "greet.h"
+#include "matrix_option.h"
 #include "peer_probe.h"
 #include "terminal.h"
 #include "units.h"
@@ -79,7 +82,7 @@ static bool greet(struct doctor *doctor, struct peer *peer)
     struct shoal_error error;
     struct hello hello;
     int64_t start_ns = clock_now_ns();
-    int fd = doctor_connect_to(peer->address, CONNECT_TIMEOUT_MS, &error);
+    int fd = greet_connect_to(peer->address, CONNECT_TIMEOUT_MS, &error);
     if (fd < 0) {
         doctor_tell(
             doctor, DOCTOR_FAIL, "peer",
@@ -89,7 +92,7 @@ static bool greet(struct doctor *doctor, struct peer *peer)
         return false;
     }
     int64_t connected_ns = clock_now_ns();
-    bool is_answered = doctor_ask_who(fd, cluster, CONNECT_TIMEOUT_MS, &hello);
+    bool is_answered = greet_ask(fd, cluster, CONNECT_TIMEOUT_MS, &hello);
     int64_t end_ns = clock_now_ns();
     close(fd);
     if (!is_answered) {
@@ -244,11 +247,12 @@ void doctor_check_peer(struct doctor *doctor)
     struct shoal_engine *engine = NULL;
     struct shoal_error error;
     struct hostport host;
-    char name[HOSTPORT_TEXT_BYTES];
+    char name[HOSTPORT_TEXT_BYTES], *matrix = NULL;
     if (!settings->peer)
         return;
     bool has_host = hostport_parse(&host, settings->name, &error) == SHOAL_OK;
-    if (doctor->has_metadata && has_host) {
+    if (doctor->has_metadata && has_host &&
+        matrix_option_read(settings->nic_priority_matrix, &matrix, &error) == SHOAL_OK) {
         hostport_format(host.host, 0, name);
         struct shoal_engine_config config = {.struct_size = sizeof config,
                                              .metadata_uri = doctor->app->metadata_uri,
@@ -257,10 +261,11 @@ void doctor_check_peer(struct doctor *doctor)
                                              .connect_timeout_ms = CONNECT_TIMEOUT_MS,
                                              .progress_timeout_ms = PROGRESS_TIMEOUT_MS,
                                              .protocol = settings->protocol,
-                                             .nic_priority_matrix = settings->nic_priority_matrix};
+                                             .nic_priority_matrix = matrix};
         struct shoal_call call = app_call(doctor->app);
         if (shoal_engine_create(&config, &call, &engine, &error) != SHOAL_OK)
             engine = NULL;
+        free(matrix);
     }
     if (find_peer(doctor, engine, &peer) && greet(doctor, &peer)) {
         if (engine)

@@ -49,6 +49,8 @@
                      "topo --matrix proposes one. Default: none, no RDMA."                                             \
     }
 
+const char options_default_cluster[] = "default";
+
 const struct option_spec options_common[] = {
     {OPTION_TEXT, 'm', "metadata", "URI", "SHOAL_METADATA", offsetof(struct settings, metadata), .complete = "file",
      .help =
@@ -92,7 +94,9 @@ const struct option_spec options_kv[] = {
     {OPTION_TEXT, 0, "host", "HOST", "SHOAL_KV_HOST", offsetof(struct settings, kv_host),
      .help = "With --master: the address of this machine that other clients reach it at. Default: 127.0.0.1."},
     {OPTION_TEXT, 0, "cluster", "NAME", "SHOAL_CLUSTER", offsetof(struct settings, cluster),
-     .help = "With --master: its cluster. Default: default."},
+     .help =
+         "The cluster of the master or of the mooncake_client. Default: with --master default, with --client that of "
+         "the mooncake_client, whatever it is."},
     PATH_OPTIONS("With --master. "),
     {OPTION_DURATION, 't', "timeout", "DURATION", "SHOAL_TIMEOUT", offsetof(struct settings, timeout_ms),
      .help = "How long the command may take, as 500ms, 30s, 5m, 1h; none: as long as it needs. Default: 10 s for each "
@@ -117,7 +121,7 @@ const struct command *command_find(const char *name)
 void options_set_defaults(struct settings *settings)
 {
     *settings = (struct settings){.name = "127.0.0.1:0",
-                                  .cluster = "default",
+                                  .cluster = options_default_cluster,
                                   .probe_bytes = (uint64_t)256 << 20,
                                   .kv_client = "127.0.0.1:50052",
                                   .value_bytes = (uint64_t)64 << 10,

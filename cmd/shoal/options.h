@@ -18,8 +18,8 @@ struct settings {
     /* common */
     const char *metadata; /* NULL: the default file */
     const char *name;
-    const char *cluster;
-    int64_t timeout_ms; /* 0: each step's own default; < 0: none */
+    const char *cluster; /* options_default_cluster, that very pointer: none was given */
+    int64_t timeout_ms;  /* 0: each step's own default; < 0: none */
     bool is_json;
     int verbosity; /* -1: errors only, 0: warnings, 1: info, 2: debug, 3: trace */
     bool wants_help;
@@ -76,6 +76,7 @@ struct command {
     int (*run)(struct app *app, int count, char **arguments);
 };
 
+extern const char options_default_cluster[];
 extern const struct option_spec options_common[], options_kv[];
 extern const struct command *const commands[]; /* ends with NULL */
 

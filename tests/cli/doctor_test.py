@@ -134,8 +134,8 @@ class DoctorTest(cli.CliTest):
             if check["state"] in ("WARN", "FAIL"):
                 self.assertTrue(check["advice"], check)
         self.assertLessEqual({"metadata", "metadata write", "name", "device", "cluster", "same host", "shared memory", "open files",
-                              "locked memory", "threads", "tcp receive", "tcp send", "rmem_max", "tcp congestion", "huge pages", "directory",
-                              "disk speed"}, set(checks))
+                              "locked memory", "threads", "tcp receive", "tcp send", "rmem_max", "tcp congestion", "numa", "huge pages", "directory",
+                              "disk speed", "transports", "rdma", "cuda"}, set(checks))
 
     def test_text_says_the_same(self):
         out, err = self.run_shoal("doctor")

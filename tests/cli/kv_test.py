@@ -521,6 +521,16 @@ class Usage(KvTest):
         client.wait_for_event("retry")
         self.assertEqual(client.stop(), 0)
 
+    def test_client_of_another_cluster(self):
+        """Its port says which one, unless another one is asked for."""
+        self.start_master("--cluster", "other")
+        client = self.start_client(dram("16MiB"), "--cluster", "other")
+        self.put(client, "key", b"value")
+        self.assertEqual(self.get(client, "key"), b"value")
+        self.assertIn("key", self.kv(client, "ls", "--cluster", "other")[0])
+        err = self.fails(5, "another cluster", "kv", "ls", "--client", client.local, "--cluster", "default")
+        self.assertIn(client.local, err)
+
 
 if __name__ == "__main__":
     cli.main()
