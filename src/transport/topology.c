@@ -262,8 +262,9 @@ static enum shoal_status read_latencies(struct topology *topology, struct shoal_
 /* Everything that hwloc knows; topology->hwloc is configured and not loaded yet. */
 static enum shoal_status load(struct topology *topology, enum shoal_status status_of_failure, struct shoal_error *error)
 {
-    /* They would start drivers, or talk to an X server, in this process. */
-    static const char *const unwanted[] = {"cuda", "nvml", "opencl", "gl", "rsmi", "levelzero"};
+    /* They would start drivers, or talk to an X server, in this process; libpciaccess (pci) leaks, and the kernel's
+     * files tell the same. */
+    static const char *const unwanted[] = {"cuda", "nvml", "opencl", "gl", "rsmi", "levelzero", "pci"};
     hwloc_obj_t object = NULL;
     enum shoal_status status;
 
