@@ -98,7 +98,7 @@ static void handshake_finish(struct handshake *handshake)
 {
     struct endpoint *endpoint = handshake->endpoint;
     struct endpoint_handler handler =
-        endpoint->handlers[handshake->peer.channel <= HELLO_CHANNEL_CONTROL ? handshake->peer.channel : 0];
+        endpoint->handlers[handshake->peer.channel < HELLO_CHANNEL_COUNT ? handshake->peer.channel : 0];
     struct hello peer = handshake->peer;
     int fd = handshake->fd;
 
@@ -122,7 +122,7 @@ static enum hello_verdict judge(struct endpoint *endpoint, const struct hello *p
     if (peer->wanted && peer->wanted != endpoint->instance)
         return HELLO_REFUSE_IDENTITY;
     if (peer->channel != HELLO_CHANNEL_PROBE &&
-        (peer->channel > HELLO_CHANNEL_CONTROL || !endpoint->handlers[peer->channel].fn))
+        (peer->channel >= HELLO_CHANNEL_COUNT || !endpoint->handlers[peer->channel].fn))
         return HELLO_REFUSE_CHANNEL;
     if (__atomic_load_n(&endpoint->open_connections, __ATOMIC_RELAXED) >= endpoint->max_connections)
         return HELLO_REFUSE_LIMIT;
@@ -465,7 +465,7 @@ void endpoint_set_handler(struct endpoint *endpoint, enum hello_channel channel,
 {
     struct handler_call call = {endpoint, channel, {fn, arg}};
 
-    assert(channel == HELLO_CHANNEL_DATA || channel == HELLO_CHANNEL_CONTROL);
+    assert(channel < HELLO_CHANNEL_COUNT && channel != HELLO_CHANNEL_PROBE);
     loop_call(endpoint->loop, set_handler_on_loop, &call);
 }
 

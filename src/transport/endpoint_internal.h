@@ -29,7 +29,7 @@ struct endpoint {
     struct loop_timer handshake_timer; /* due when the oldest handshake is */
     struct list handshakes;            /* struct handshake, oldest first */
     struct list dials;                 /* struct endpoint_dial that have not finished */
-    struct endpoint_handler handlers[HELLO_CHANNEL_CONTROL + 1];
+    struct endpoint_handler handlers[HELLO_CHANNEL_COUNT];
     bool is_closing;
 
     /* atomic, relaxed: counters only */

@@ -18,6 +18,7 @@ struct memory_region {
     uint64_t addr, len, key;
     uint64_t refs; /* registrations; 0: dying */
     uint64_t pins;
+    uint64_t loans; /* of them: pins that only evict ends */
     unsigned access;
     bool is_dying, is_faulty;
     char location[LOCATION_TEXT_BYTES];
@@ -190,7 +191,7 @@ static void drain(struct memory_table *table, struct memory_region *region, int6
     int64_t deadline = deadline_after_ms(grace_ms);
 
     region->is_dying = true;
-    while (region->pins > 0 && cond_wait_until(&table->changed, &table->mutex, deadline))
+    while (region->pins > region->loans && cond_wait_until(&table->changed, &table->mutex, deadline))
         ;
     if (region->pins > 0 && evict) {
         mutex_unlock(&table->mutex);
@@ -268,6 +269,7 @@ enum shoal_status memory_window_open(struct memory_table *table, void *addr, uin
         window->key = table->next_key;
         window->refs = 1;
         window->pins = 0;
+        window->loans = 0;
         window->access = access;
         if (map_put_u64(&table->windows, window->key, window)) {
             *key_out = table->next_key++;
@@ -340,7 +342,26 @@ enum shoal_status memory_pin(struct memory_table *table, uint64_t addr, uint64_t
 void memory_unpin(struct memory_table *table, struct memory_region *region)
 {
     mutex_lock(&table->mutex);
-    if (--region->pins == 0 && region->is_dying)
+    if (--region->pins == region->loans && region->is_dying)
+        cond_broadcast(&table->changed);
+    mutex_unlock(&table->mutex);
+}
+
+void memory_lend(struct memory_table *table, struct memory_region *region)
+{
+    mutex_lock(&table->mutex);
+    region->loans++;
+    if (region->pins == region->loans && region->is_dying)
+        cond_broadcast(&table->changed);
+    mutex_unlock(&table->mutex);
+}
+
+void memory_return(struct memory_table *table, struct memory_region *region)
+{
+    mutex_lock(&table->mutex);
+    region->loans--;
+    region->pins--;
+    if (region->pins == region->loans && region->is_dying)
         cond_broadcast(&table->changed);
     mutex_unlock(&table->mutex);
 }
@@ -365,6 +386,11 @@ bool memory_is_dying(struct memory_table *table, const struct memory_region *reg
 const char *memory_location(const struct memory_region *region)
 {
     return region->location;
+}
+
+struct memory_bounds memory_bounds(const struct memory_region *region)
+{
+    return (struct memory_bounds){region->addr, region->len, region->key};
 }
 
 uint64_t memory_registered_bytes(struct memory_table *table)

@@ -19,8 +19,9 @@ void memory_table_destroy(struct memory_table *table); /* no region may be left;
 enum shoal_status memory_register(struct memory_table *table, void *addr, uint64_t len, const char *location,
                                   unsigned access, uint64_t *key_out, struct shoal_error *error);
 
-/* Drops a reference. With the last one: no new pins; waits up to grace_ms for pins to go; then calls evict (which makes
- * the transports drop the connections that hold pins of the region) and waits until all are gone. */
+/* Drops a reference. With the last one: no new pins; waits up to grace_ms for pins (but not for loans) to go; then
+ * calls evict (which makes the transports drop the connections that hold pins of the region) and waits until all are
+ * gone. */
 enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint64_t len, int64_t grace_ms,
                                     void (*evict)(void *arg, struct memory_region *region), void *arg,
                                     struct shoal_error *error);
@@ -39,10 +40,19 @@ void memory_window_close(struct memory_table *table, uint64_t key, int64_t grace
 enum shoal_status memory_pin(struct memory_table *table, uint64_t addr, uint64_t len, uint64_t key, unsigned access,
                              struct memory_region **region_out, const char **reason_out);
 void memory_unpin(struct memory_table *table, struct memory_region *region);
+/* A pin becomes a loan: it lasts until evict asks for it back, so an unregistration does not wait for it first. Such a
+ * pin is given back by memory_return. */
+void memory_lend(struct memory_table *table, struct memory_region *region);
+void memory_return(struct memory_table *table, struct memory_region *region);
 /* A remote access found the memory unreadable (a mapped file shrank): later remote pins are refused. */
 void memory_mark_faulty(struct memory_table *table, struct memory_region *region);
 bool memory_is_dying(struct memory_table *table, const struct memory_region *region);
 const char *memory_location(const struct memory_region *region);
+/* Of a pinned region (or window); they never change. */
+struct memory_bounds {
+    uint64_t addr, len, key;
+};
+struct memory_bounds memory_bounds(const struct memory_region *region);
 
 uint64_t memory_registered_bytes(struct memory_table *table);
 

@@ -105,6 +105,8 @@ static void add_built_in(void)
 {
     pthread_mutex_lock(&registry_mutex);
     (void)add_locked(&transport_tcp_ops, NULL);
+    (void)add_locked(&transport_rdma_ops, NULL);
+    (void)add_locked(&transport_ucx_ops, NULL);
     pthread_mutex_unlock(&registry_mutex);
 }
 

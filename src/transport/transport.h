@@ -148,6 +148,6 @@ const char *const *transport_names(void);
 /* For test doubles and later backends; the table must be static. INVALID_ARGUMENT: incomplete table. EXISTS. */
 enum shoal_status transport_register(const struct transport_ops *ops, struct shoal_error *error);
 
-extern const struct transport_ops transport_tcp_ops;
+extern const struct transport_ops transport_tcp_ops, transport_rdma_ops, transport_ucx_ops;
 
 #endif

@@ -5,6 +5,7 @@
 #include "wire/hello.h"
 
 #include <stdbool.h>
+#include <errno.h>
 #include <string.h>
 
 #include "base/endian.h"
@@ -137,6 +138,7 @@ enum shoal_status hello_judge_answer(const struct hello *answer, const char *add
                                      uint64_t wanted, struct shoal_error *error)
 {
     enum shoal_status status = SHOAL_PROTOCOL;
+    int sys_errno = 0;
 
     switch (answer->verdict) {
     case HELLO_ACCEPT:
@@ -148,12 +150,15 @@ enum shoal_status hello_judge_answer(const struct hello *answer, const char *add
         status = SHOAL_LIMIT;
         break;
     case HELLO_REFUSE_CHANNEL:
+        sys_errno = EPROTONOSUPPORT;
+        status = SHOAL_UNREACHABLE;
+        break;
     case HELLO_REFUSE_IDENTITY:
         status = SHOAL_UNREACHABLE;
         break;
     default:
         break;
     }
-    return error_set(error, status, 0, "%s ('%s') refused the connection: %s", address, answer->name,
+    return error_set(error, status, sys_errno, "%s ('%s') refused the connection: %s", address, answer->name,
                      hello_verdict_text(answer->verdict));
 }

@@ -20,6 +20,8 @@ enum hello_channel {
     HELLO_CHANNEL_DATA = 1,    /* transport: one-sided requests */
     HELLO_CHANNEL_CONTROL = 2, /* rpc */
     HELLO_CHANNEL_PROBE = 3,   /* nothing follows: asks who answers at an address */
+    HELLO_CHANNEL_UCX = 5,     /* transport: what precedes bytes over UCX */
+    HELLO_CHANNEL_COUNT,
 };
 
 /* Answer of the accepting side; the dialing side sends HELLO_ACCEPT. */
@@ -53,7 +55,8 @@ enum shoal_status hello_frame_len(const uint8_t prefix[HELLO_PREFIX_BYTES], size
 enum shoal_status hello_decode(const uint8_t *frame, size_t len, struct hello *hello_out);
 const char *hello_verdict_text(unsigned verdict);
 /* The dialing side's look at the answer: may the connection be used? wanted: the instance it asked for, 0: any. OK,
- * UNREACHABLE (somebody else), LIMIT (peer is full), PROTOCOL, with a message that names address. */
+ * UNREACHABLE (somebody else; errno EPROTONOSUPPORT: nobody serves the
+ * channel there), LIMIT (peer is full), PROTOCOL, with a message that names address. */
 enum shoal_status hello_judge_answer(const struct hello *answer, const char *address, const char *cluster,
                                      uint64_t wanted, struct shoal_error *error);
 

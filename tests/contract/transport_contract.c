@@ -688,14 +688,19 @@ int main(int argc, char **argv)
         CASE(test_killed), CASE(test_stopped),
     };
 
+    if (transport_register(&transport_mem_ops, NULL) != SHOAL_OK ||
+        transport_register(&transport_fault_ops, NULL) != SHOAL_OK)
+        return 1;
+    fixture_run_child(argc, argv);
     if (argc > 1)
         transport_name = argv[1];
     transport_is_remote = strcmp(transport_name, "mem") != 0;
     if (strcmp(transport_name, "fault") == 0)
         transport_args = "tcp";
-    if (transport_register(&transport_mem_ops, NULL) != SHOAL_OK ||
-        transport_register(&transport_fault_ops, NULL) != SHOAL_OK)
-        return 1;
+    if (strcmp(transport_name, "ucx-tcp") == 0 || strcmp(transport_name, "ucx-shm") == 0) {
+        transport_args = strcmp(transport_name, "ucx-tcp") == 0 ? "tls=tcp" : "tls=posix,cma";
+        transport_name = "ucx";
+    }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
     return cmocka_run_group_tests_name(transport_name, tests, NULL, NULL);

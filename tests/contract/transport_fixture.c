@@ -113,43 +113,85 @@ struct child_hello {
     void *memory;
 };
 
-static void child_main(const struct shoal_engine_config *config, size_t len, uint64_t seed, int out, int in)
+/* A program of its own rather than a mere fork: libraries with threads (UCX) do not survive one. Arguments: "child",
+ * transport, its arguments ("" for none), metadata URI, server name, lease ms, length, seed, two descriptors. */
+enum {
+    CHILD_TRANSPORT = 2,
+    CHILD_ARGS,
+    CHILD_URI,
+    CHILD_NAME,
+    CHILD_LEASE,
+    CHILD_LEN,
+    CHILD_SEED,
+    CHILD_OUT,
+    CHILD_IN
+};
+#define CHILD_ARGC (CHILD_IN + 1)
+
+void fixture_run_child(int argc, char **argv)
 {
+    struct shoal_engine_config config = fixture_config();
     struct child_hello hello = {.name = ""};
     struct shoal_engine *engine;
     struct shoal_error error;
+    size_t len;
     char byte;
 
+    if (argc != CHILD_ARGC || strcmp(argv[1], "child") != 0)
+        return;
     is_child = true;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    engine = engine_make(config);
+    transport_name = argv[CHILD_TRANSPORT];
+    transport_args = argv[CHILD_ARGS][0] ? argv[CHILD_ARGS] : NULL;
+    config.metadata_uri = argv[CHILD_URI];
+    config.server_name = argv[CHILD_NAME];
+    config.lease_ttl_ms = strtoll(argv[CHILD_LEASE], NULL, 10);
+    len = strtoull(argv[CHILD_LEN], NULL, 10);
+    engine = engine_make(&config);
     hello.memory = memory_make(len);
-    content_fill(hello.memory, len, seed, 0);
+    content_fill(hello.memory, len, strtoull(argv[CHILD_SEED], NULL, 10), 0);
     assert_ok(shoal_engine_register_memory(engine, hello.memory, len, NULL,
                                            SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE, NULL, &error),
               &error);
     snprintf(hello.name, sizeof hello.name, "%s", shoal_engine_server_name(engine));
-    if (write(out, &hello, sizeof hello) != (ssize_t)sizeof hello)
+    if (write(atoi(argv[CHILD_OUT]), &hello, sizeof hello) != (ssize_t)sizeof hello)
         _exit(1);
-    while (read(in, &byte, 1) < 0 && errno == EINTR)
+    while (read(atoi(argv[CHILD_IN]), &byte, 1) < 0 && errno == EINTR)
         ;
     _exit(0);
 }
 
 static struct child start(const struct shoal_engine_config *config, size_t len, uint64_t seed)
 {
+    char lease[24], length[24], seed_text[24], out[16], in[16];
+    char *argv[CHILD_ARGC + 1] = {"transport_contract",
+                                  "child",
+                                  (char *)transport_name,
+                                  transport_args ? (char *)transport_args : "",
+                                  (char *)config->metadata_uri,
+                                  (char *)config->server_name,
+                                  lease,
+                                  length,
+                                  seed_text,
+                                  out,
+                                  in};
     struct child child = {.len = len};
     struct child_hello hello;
     int to_parent[2], to_child[2];
 
     assert_int_equal(pipe2(to_parent, O_CLOEXEC), 0);
     assert_int_equal(pipe2(to_child, O_CLOEXEC), 0);
+    snprintf(lease, sizeof lease, "%lld", (long long)config->lease_ttl_ms);
+    snprintf(length, sizeof length, "%zu", len);
+    snprintf(seed_text, sizeof seed_text, "%llu", (unsigned long long)seed);
+    snprintf(out, sizeof out, "%d", to_parent[1]);
+    snprintf(in, sizeof in, "%d", to_child[0]);
     child.pid = fork();
     assert_true(child.pid >= 0);
     if (child.pid == 0) {
-        close(to_parent[0]);
-        close(to_child[1]);
-        child_main(config, len, seed, to_parent[1], to_child[0]);
+        fcntl(to_parent[1], F_SETFD, 0);
+        fcntl(to_child[0], F_SETFD, 0);
+        execv("/proc/self/exe", argv);
         _exit(1);
     }
     close(to_parent[1]);

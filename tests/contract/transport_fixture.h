@@ -51,7 +51,9 @@ struct child {
     size_t len;
     int control; /* closing it ends the child */
 };
-/* Call it before the test makes threads. name NULL: a free port. */
+/* At the start of main: runs the child, if that is what the arguments say, and does not return then. */
+void fixture_run_child(int argc, char **argv);
+/* name NULL: a free port. */
 struct child child_start(size_t len, uint64_t seed, const char *name);
 /* The same on another metadata service and with a short lease; its memory is one page. */
 struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms);

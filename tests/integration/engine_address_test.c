@@ -375,7 +375,7 @@ static void test_source_device(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
 #define CASE(fn) cmocka_unit_test_setup_teardown(fn, fixture_setup, fixture_teardown)
@@ -384,5 +384,6 @@ int main(void)
         CASE(test_source_address), CASE(test_source_device),
     };
 
+    fixture_run_child(argc, argv);
     return cmocka_run_group_tests_name("engine address", tests, NULL, NULL);
 }

@@ -204,6 +204,7 @@ int main(int argc, char **argv)
         CASE(test_service_lost_its_data), CASE(test_leave_without_service),
     };
 
+    fixture_run_child(argc, argv);
     is_etcd = argc > 1 && strcmp(argv[1], "etcd") == 0;
     if (is_etcd && !etcd_is_available())
         return 77;
