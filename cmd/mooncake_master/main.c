@@ -19,7 +19,7 @@
 #include "units.h"
 
 #define METRICS_PORT_DEFAULT "9003"
-#define HA_SETTLE_MS 3000
+#define HA_SETTLE_MS 2000 /* clients look for the leader about twice a second */
 #define CLIENT_TTL_MIN_MS 100
 #define CLIENT_TTL_MAX_MS 3600000
 

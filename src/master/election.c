@@ -15,7 +15,7 @@
 #define LOG_MODULE "election"
 #include "base/log.h"
 
-#define LEASE_MS 5000
+#define LEASE_MS 4000
 #define LEASE_MIN_MS 1000
 #define MARGIN_DIVISOR 8 /* of the lease: so much earlier a leader that could not renew it stops answering */
 #define CALL_MS 1500

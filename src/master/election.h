@@ -21,7 +21,7 @@ struct election_config {
     const char *cluster;            /* copied */
     const char *address;            /* of this master, as clients reach it; copied */
     struct master_service *service; /* borrowed; a standby */
-    int64_t lease_ms;               /* 0: 5000; at least 1000 */
+    int64_t lease_ms;               /* 0: 4000; at least 1000 */
 };
 /* The service need not be up. INVALID_ARGUMENT: malformed URI. NO_MEMORY, LIMIT. */
 enum shoal_status election_create(const struct election_config *config, struct election **election_out,

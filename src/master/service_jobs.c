@@ -586,6 +586,18 @@ void jobs_on_remove(void *arg, struct rpc_request *request)
 
 /* --- write_route --- */
 
+/* Those with room may be about to register. */
+static bool may_get_room(const struct job *job, const struct target_query *query)
+{
+    const struct master_service *service = job->service;
+    size_t count;
+
+    if (service->is_settled || job->candidates)
+        return false;
+    count = registry_candidates(service->registry, service->candidates);
+    return targets_best(service->candidates, count, query) == TARGET_NONE;
+}
+
 static enum job_step step_write_route(struct job *job)
 {
     struct master_service *service = job->service;
@@ -597,6 +609,11 @@ static enum job_step step_write_route(struct job *job)
                                  .excluded_count = message->n_excluded};
     Shoal__Wire__MasterTarget *target;
 
+    query.len_bytes = message->n_len_bytes ? message->len_bytes[0] : 0;
+    if (may_get_room(job, &query))
+        return job->is_late
+                   ? job_fail(job, SHOAL_TIMED_OUT, "the master has just begun and waits for clients with room")
+                   : JOB_HELD;
     if (!job->candidates) {
         job->candidate_count = registry_live_count(service->registry);
         job->candidates = arena_alloc(&job->arena, (job->candidate_count + 1) * sizeof *job->candidates);

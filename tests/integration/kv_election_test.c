@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <shoal/kv.h>
+
 #include "base/clock.h"
 #include "etcd_server.h"
 #include "kv/election_key.h"
@@ -134,6 +136,63 @@ static void a_killed_leader_is_followed(void **state)
     WAIT_UNTIL(is_leading(fixture, 0));
 }
 
+static struct shoal_kv *open_kv(const struct fixture *fixture, const char *tiers)
+{
+    const struct shoal_kv_config config = {.struct_size = sizeof config,
+                                           .master = etcd_cluster_uri(fixture->etcd),
+                                           .metadata_uri = etcd_cluster_uri(fixture->etcd),
+                                           .tiers = tiers};
+    const struct shoal_call patient = {.struct_size = sizeof patient, .timeout_ms = PATIENCE_MS};
+    struct shoal_kv *kv = NULL;
+    struct shoal_error error;
+
+    if (shoal_kv_open(&config, &patient, &kv, &error) != SHOAL_OK)
+        fail_msg("%s", error.message);
+    return kv;
+}
+
+/* The whole way of a client: it finds the new leader in etcd by itself, announces what it holds, and until then nobody
+ * takes a value for missing or puts another one in its place. */
+static void values_outlive_the_leader(void **state)
+{
+    enum { VALUES = 300 };
+    const struct shoal_call patient = {.struct_size = sizeof patient, .timeout_ms = PATIENCE_MS};
+    struct fixture *fixture = *state;
+    struct shoal_kv *owner, *reader;
+    struct shoal_error error;
+
+    begin(fixture);
+    owner = open_kv(fixture, "{\"tiers\":[{\"type\":\"DRAM\",\"capacity\":\"16MiB\"}]}");
+    reader = open_kv(fixture, NULL); /* has cached nothing */
+    for (unsigned leader = 0; leader < 2; leader++) {
+        char key[32] = {0};
+
+        for (unsigned i = 0; i < VALUES; i++) {
+            snprintf(key, sizeof key, "life-%u/%u", leader, i);
+            assert_int_equal(shoal_kv_put(owner, key, key, sizeof key, NULL, &patient, &error), SHOAL_OK);
+        }
+        master_process_end(&fixture->masters[leader], SIGKILL);
+        for (unsigned i = 0; i < VALUES; i++) {
+            void *data;
+            uint64_t len;
+
+            snprintf(key, sizeof key, "life-%u/%u", leader, i);
+            if (i % 2)
+                assert_int_equal(shoal_kv_put(reader, key, "x", 1, NULL, &patient, &error), SHOAL_EXISTS);
+            if (shoal_kv_get(reader, key, &patient, &data, &len, &error) != SHOAL_OK)
+                fail_msg("%s: %s", key, error.message);
+            assert_int_equal(len, sizeof key);
+            assert_string_equal(data, key);
+            free(data);
+        }
+        assert_int_equal(shoal_kv_put(reader, leader ? "new-1" : "new-0", "x", 1, NULL, &patient, &error), SHOAL_OK);
+        start_master(fixture, (int)leader);
+        WAIT_UNTIL(names_other(fixture, (int)leader));
+    }
+    shoal_kv_close(reader);
+    shoal_kv_close(owner);
+}
+
 static void a_stopped_leader_does_not_come_back_as_one(void **state)
 {
     struct fixture *fixture = *state;
@@ -198,6 +257,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_killed_leader_is_followed, setup, teardown),
+        cmocka_unit_test_setup_teardown(values_outlive_the_leader, setup, teardown),
         cmocka_unit_test_setup_teardown(a_stopped_leader_does_not_come_back_as_one, setup, teardown),
         cmocka_unit_test_setup_teardown(a_leader_without_its_key_steps_down, setup, teardown),
         cmocka_unit_test_setup_teardown(without_the_service_nobody_leads, setup, teardown),

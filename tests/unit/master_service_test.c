@@ -514,6 +514,36 @@ static void answers_about_unknown_keys_wait_in_the_beginning(void **state)
     teardown((void **)&fixture);
 }
 
+/* Nor is there no room, as long as those who have it are about to come. */
+static void a_write_waits_for_owners_in_the_beginning(void **state)
+{
+    struct fixture *fixture = calloc(1, sizeof *fixture);
+    Shoal__Wire__MasterWriteRouteRequest request = SHOAL__WIRE__MASTER_WRITE_ROUTE_REQUEST__INIT;
+    Shoal__Wire__MasterWriteRouteResponse *answer;
+    struct master_call *patient, *hasty;
+    uint64_t len_bytes = 1000;
+    enum shoal_status status;
+
+    (void)state;
+    fixture->master = start(60000, 600000, 0);
+    open_clients(fixture);
+    assert_int_equal(master_client_register(&fixture->clients[1], 0, 0), SHOAL_OK);
+    request.n_len_bytes = 1;
+    request.len_bytes = &len_bytes;
+    patient = master_client_begin(&fixture->clients[1], WRITE_ROUTE, &request.base, 0);
+    hasty = master_client_begin(&fixture->clients[1], WRITE_ROUTE, &request.base, 200);
+    answer = master_call_end(hasty, &shoal__wire__master_write_route_response__descriptor, &status, NULL);
+    assert_null(answer);
+    assert_int_equal(status, SHOAL_TIMED_OUT);
+    assert_false(master_call_is_done(patient));
+    assert_int_equal(master_client_register(&fixture->clients[0], MIB, 0), SHOAL_OK);
+    answer = master_call_end(patient, &shoal__wire__master_write_route_response__descriptor, &status, NULL);
+    assert_int_equal(status, SHOAL_OK);
+    assert_int_equal(answer->targets[0]->instance, fixture->clients[0].instance);
+    protobuf_c_message_free_unpacked((void *)answer, NULL);
+    teardown((void **)&fixture);
+}
+
 /* More than can be announced in announce_ms: as long as it comes, nothing is taken for missing; when it stops coming,
  * what is missing is not waited for any longer. */
 static void announcing_may_take_long_as_long_as_it_goes_on(void **state)
@@ -633,6 +663,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(lists_come_in_order_and_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(malformed_requests_are_refused, setup, teardown),
         cmocka_unit_test(answers_about_unknown_keys_wait_in_the_beginning),
+        cmocka_unit_test(a_write_waits_for_owners_in_the_beginning),
         cmocka_unit_test(announcing_may_take_long_as_long_as_it_goes_on),
         cmocka_unit_test(a_lost_connection_ends_what_was_held),
         cmocka_unit_test_setup_teardown(a_standby_says_who_leads, setup, teardown),
