@@ -38,6 +38,14 @@ def http(address, path):
         return 0, ""
 
 
+def metric(text, name):
+    """The value of a line without labels in Prometheus text."""
+    for line in text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[1])
+    raise AssertionError(f"no {name} in\n{text}")
+
+
 def control(port, cluster=b"default"):
     """A control connection whose handshake (docs/wire-protocol.md) is over."""
     name = b"127.0.0.1:1"

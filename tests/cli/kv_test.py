@@ -302,6 +302,23 @@ class Dying(KvTest):
         self.put(other, "single", b"again")
         self.assertEqual(self.get(third, "single"), b"again")
 
+    def test_owner_that_is_stopped(self):
+        """It answers nobody, and its connections stay open: the other copy is asked in time."""
+        self.start_master("--client_ttl", 600)  # nobody tells that it is gone
+        owner, other, third = (self.start_client() for _ in range(3))
+        for size in (100, 300000):
+            self.put(owner, f"double/{size}", b"d" * size, "--prefer", owner.address, "--replicas", 2)
+            for client in (other, third):
+                self.assertEqual(self.get(client, f"double/{size}"), b"d" * size)
+        owner.process.send_signal(signal.SIGSTOP)
+        try:
+            for size in (100, 300000):
+                for client in (other, third):
+                    self.assertEqual(self.get(client, f"double/{size}"), b"d" * size)
+        finally:
+            owner.process.send_signal(signal.SIGCONT)
+        self.assert_serves(owner)
+
     def test_clean_end_takes_routes_along(self):
         self.start_master()
         owner, other = self.start_client(), self.start_client()
@@ -403,6 +420,21 @@ class Hostile(KvTest):
             with self.assertRaisesRegex(AssertionError, "verdict 2"):
                 kv.control(port, b"another")
             self.assert_serves(client)
+        # All of that is seen by those who look.
+        _, metrics = kv.http(client.http, "/metrics")
+        self.assertGreater(kv.metric(metrics, "shoal_kv_service_malformed_total"), 5)
+
+    def test_texts_with_a_nul(self):
+        """The key "k\\0x" is not the key "k"."""
+        self.start_master()
+        client = self.start_client()
+        self.put(client, "k", b"value")
+        for port, method in ((self.master_port, 4), (int(client.address.rsplit(":", 1)[1]), 8)):
+            with kv.control(port) as sock:
+                sock.sendall(kv.frame(method, b"\x0a\x01k"))
+                self.assertEqual(kv.answer_status(sock), 0)
+                sock.sendall(kv.frame(method, b"\x0a\x03k\x00x"))
+                self.assertEqual(kv.answer_status(sock), -24)  # PROTOCOL
 
     def test_silent_requests(self):
         """200 connections that have begun a request and say nothing more."""

@@ -168,6 +168,52 @@ static void test_an_owner_that_left(void **state)
     free(data);
 }
 
+/* Objects on STORAGE serve everybody, end with a clean close like others, and are found again by the next process that
+ * has the directory. */
+static void test_values_on_a_disk(void **state)
+{
+    static const size_t sizes[] = {0, 1, 4096, 32 * KIB, 32 * KIB + 1, MIB, 3 * MIB + 5};
+    enum { SIZES = sizeof sizes / sizeof *sizes };
+    struct fixture *fixture = *state;
+    char tiers[4096], key[32];
+    void *data = content(MIB, 99);
+    struct shoal_kv *disk;
+
+    snprintf(tiers, sizeof tiers,
+             "{\"tiers\":[{\"type\":\"STORAGE\",\"capacity\":\"64MiB\",\"storage_filepath\":\"%s/disk\"}]}",
+             fixture->dir);
+    disk = open_kv(fixture, tiers);
+    for (size_t i = 0; i < SIZES; i++) {
+        const struct shoal_kv_put_options here = {.struct_size = sizeof here, .prefer = shoal_kv_address(disk)};
+        void *value = content(sizes[i], i);
+
+        snprintf(key, sizeof key, "disk/%zu", i);
+        EXPECT(OK, shoal_kv_put(i % 2 ? fixture->third : disk, key, value, sizes[i], &here, &patient, &error));
+        free(value);
+    }
+    for (int life = 0; life < 2; life++) {
+        for (size_t i = 0; i < SIZES; i++) {
+            snprintf(key, sizeof key, "disk/%zu", i);
+            check_value(fixture->third, key, sizes[i], i);
+            check_value(fixture->a, key, sizes[i], i);
+            check_value(disk, key, sizes[i], i);
+            EXPECT(EXISTS, shoal_kv_put(fixture->a, key, data, MIB, NULL, &patient, &error));
+        }
+        shoal_kv_close(disk);
+        check_absent(fixture->third, "disk/2");
+        check_absent(fixture->b, "disk/5");
+        disk = open_kv(fixture, tiers);
+    }
+    EXPECT(OK, shoal_kv_remove(fixture->third, "disk/5", &patient, &error));
+    shoal_kv_close(disk);
+    disk = open_kv(fixture, tiers);
+    check_absent(fixture->a, "disk/5");
+    check_absent(disk, "disk/5");
+    check_value(fixture->a, "disk/6", sizes[6], 6);
+    shoal_kv_close(disk);
+    free(data);
+}
+
 static unsigned listed_replicas;
 static int note_replicas(void *arg, const struct shoal_kv_entry *entry)
 {
@@ -722,6 +768,7 @@ int main(int argc, char **argv)
         TEST(test_values_larger_than_every_tier),
         TEST(test_nobody_owns),
         TEST(test_an_owner_that_left),
+        TEST(test_values_on_a_disk),
         TEST(test_copies),
         TEST(test_patterns),
         TEST(test_batches_mix_everything),
