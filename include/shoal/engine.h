@@ -104,10 +104,12 @@ enum shoal_access {
 };
 
 /* Registers [addr, addr+len). Reference-counted: the same range with the same access may be registered again and is
- * released by as many unregister calls. len 0 is legal and does nothing. location: "cpu:N" or "*"; NULL: "*".
+ * released by as many unregister calls. len 0 is legal and does nothing. location: "cpu:N" or "*"; NULL: "*"; or
+ * "cuda:N" for memory of GPU N inside one allocation: the CUDA driver is loaded then (UNSUPPORTED: there is none), and
+ * the memory must not be freed before it is unregistered (transfers of it would fail with IO).
  * key_out (may be NULL): remote key of this registration, never reused by this engine.
- * INVALID_ARGUMENT: NULL address with len > 0, wrapping range, unknown access, malformed location, NUMA node N that
- * this machine does not have.
+ * INVALID_ARGUMENT: NULL address with len > 0, wrapping range, unknown access, malformed location, NUMA node or GPU N
+ * that this machine does not have, memory that is not that GPU's.
  * ADDRESS_OVERLAPPED: overlaps an unequal registered range. UNSUPPORTED: location without driver. NO_MEMORY. */
 SHOAL_API enum shoal_status shoal_engine_register_memory(struct shoal_engine *engine, void *addr, uint64_t len_bytes,
                                                          const char *location, unsigned access, uint64_t *key_out,

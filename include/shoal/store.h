@@ -102,7 +102,7 @@ struct shoal_register_options {
     size_t struct_size;
     uint64_t max_shard_size;     /* bytes, >= 1; 0: 64 MiB */
     uint64_t piece_size;         /* bytes; 0: chosen from the size of the payload; at most max_shard_size is used */
-    const char *location;        /* "cpu:N", "*"; NULL: "*" */
+    const char *location;        /* "cpu:N", "cuda:N", "*"; NULL: "*" */
     int force;                   /* replace an existing payload of that name */
     const void *attachment;      /* opaque bytes that travel with the payload (e.g. a list of files); may be NULL */
     size_t attachment_len_bytes; /* <= SHOAL_ATTACHMENT_MAX_BYTES */
@@ -138,7 +138,7 @@ enum shoal_reuse { SHOAL_REUSE_NONE = 0, SHOAL_REUSE = 1, SHOAL_REUSE_ONLY = 2 }
 struct shoal_get_options {
     size_t struct_size;
     uint64_t generation;        /* 0: whichever is current; else REPLACED if it is another one */
-    const char *location;       /* of the regions; NULL: "*" */
+    const char *location;       /* of the regions, as in register; "cuda:N" without reuse and previous; NULL: "*" */
     int no_share;               /* do not become a source; the regions are released when the call returns */
     int no_verify;              /* skip digests (logged, counted and visible in shoal stat): trusts every source */
     uint32_t max_sources;       /* pull from at most this many at a time (at most 128); 0: 32 */

@@ -35,6 +35,15 @@ enum shoal_status engine_window_open(struct shoal_engine *engine, void *addr, ui
  * on, then drops the connections behind it. Blocks; not on a loop. A key that is none: nothing. */
 void engine_window_close(struct shoal_engine *engine, uint64_t key);
 
+/* --- looking at registered memory --- */
+
+/* Shows registered memory, wherever it lies, to fn, in order: in one piece, or in parts if it is device memory. fn
+ * false: enough. Blocks; not on a loop. INVALID_ARGUMENT: not inside registered memory; IO: device memory that is gone;
+ * NO_MEMORY. */
+enum shoal_status engine_memory_read(struct shoal_engine *engine, const void *addr, uint64_t len_bytes,
+                                     bool (*fn)(void *arg, const void *data, size_t len), void *arg,
+                                     struct shoal_error *error);
+
 /* --- segments without a metadata request --- */
 
 /* Handle to a peer whose address and instance are known already (a source entry has them). Never blocks. */
@@ -92,7 +101,10 @@ struct engine_op {
     void *local;                   /* the local range must be registered with the engine */
     uint64_t remote_addr, remote_key, len_bytes;
     void (*done)(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
-    void (*arrived)(struct engine_op *op, uint64_t offset_bytes, uint64_t len_bytes); /* may be NULL; see transport.h */
+    /* READ, may be NULL: bytes [offset, offset + len) have arrived and are at data, which is their place in local or,
+     * for device memory, a staging buffer. On any data loop, or a thread of the device; see transport.h. Into device
+     * memory over staging: once for all bytes, in order. */
+    void (*arrived)(struct engine_op *op, const void *data, uint64_t offset_bytes, uint64_t len_bytes);
     void *arg;
 
     uint64_t transferred_bytes; /* set before done */

@@ -156,6 +156,16 @@ void engine_op_finish(struct engine_op *op, const struct transport_direct_ops *o
 /* Cancels started operations whose local memory lies in region (NULL: all). Loop 0. */
 void engine_cancel_local(struct shoal_engine *engine, const struct memory_region *region);
 void engine_release_spares(struct shoal_engine *engine);
+/* The operation's outcome is there. Loop 0; done runs inside. */
+void engine_op_end(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
+/* Starts a part of an operation: its first block is filled in, local is staging memory. Loop 0; done does not run
+ * inside. */
+void engine_part_submit(struct engine_op *whole, struct engine_op *part);
+
+/* stage.c; on loop 0 */
+/* Carries the operation through staging buffers and ends it, later. NULL: out of memory. */
+struct engine_stage *engine_stage_start(struct engine_op *op, struct shoal_engine *engine);
+void engine_stage_cancel(struct engine_stage *stage);
 
 /* membership.c */
 enum shoal_status membership_create(struct shoal_engine *engine, const struct call *call, struct membership **out,

@@ -181,5 +181,5 @@ bool engine_metrics(struct shoal_engine *engine, struct buf *out)
     for (unsigned i = 0; i < count; i++)
         if (!transports[i].ops->metrics(transports[i].instance, out))
             return false;
-    return true;
+    return device_metrics(out);
 }

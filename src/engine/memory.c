@@ -101,3 +101,25 @@ enum shoal_status shoal_engine_unregister_memory_batch(struct shoal_engine *engi
     }
     return first;
 }
+
+enum shoal_status engine_memory_read(struct shoal_engine *engine, const void *addr, uint64_t len_bytes,
+                                     bool (*fn)(void *arg, const void *data, size_t len), void *arg,
+                                     struct shoal_error *error)
+{
+    uint64_t start = (uint64_t)(uintptr_t)addr;
+    struct memory_region *region;
+    const char *reason = NULL;
+    enum shoal_status status;
+
+    if (len_bytes == 0)
+        return SHOAL_OK;
+    status = memory_pin(engine->memory, start, len_bytes, 0, 0, &region, &reason);
+    if (status != SHOAL_OK)
+        return error_set(error, status, 0, "local memory: %s", reason);
+    if (memory_device(region))
+        status = device_read(memory_device(region), memory_allocation(region), start, len_bytes, fn, arg, error);
+    else
+        (void)fn(arg, addr, (size_t)len_bytes);
+    memory_unpin(engine->memory, region);
+    return status;
+}

@@ -16,10 +16,15 @@ enum op_state {
     OP_ENDING = 4,   /* outcome is known, its task is on its way */
     OP_STOPPING = 5, /* a transport has it and was asked to end it */
     OP_TAKEN = 6,    /* on a direct connection of its batch */
+    OP_STAGED = 7,   /* goes in parts: stage.c has it */
 };
 
 /* What private_data holds. */
-enum op_private { OP_PEER, OP_XFER };
+enum op_private {
+    OP_PEER,
+    OP_XFER,  /* or the struct engine_stage of a staged one */
+    OP_WHOLE, /* of a part: the operation that it is part of, whose pins and counts it shares */
+};
 
 /* The transport's part of an operation; only an operation that a transport has needs one. */
 struct engine_xfer {
@@ -33,6 +38,12 @@ static struct engine_peer *op_peer(const struct engine_op *op)
     return op->private_data[OP_PEER];
 }
 
+/* NULL: its local memory can be reached by every transport. */
+static struct device *op_device(const struct engine_op *op)
+{
+    return op->private_data[OP_WHOLE] ? NULL : memory_device(op->local_region);
+}
+
 static void op_set_error(struct engine_op *op, enum shoal_status status, const char *text)
 {
     op->status = status;
@@ -41,13 +52,18 @@ static void op_set_error(struct engine_op *op, enum shoal_status status, const c
         error_set(op->error, status, 0, "%s", text);
 }
 
-static void op_end(struct engine_op *op, enum shoal_status status, const struct shoal_error *error)
+void engine_op_end(struct engine_op *op, enum shoal_status status, const struct shoal_error *error)
 {
     struct engine_peer *peer = op_peer(op);
     struct shoal_engine *engine = peer->engine;
     struct engine_counters *counters = &engine->counters;
 
     assert(op->state == OP_TAKEN || loop_is_current(engine->loops[0]));
+    if (op->private_data[OP_WHOLE]) {
+        op->status = status;
+        op->done(op, status, error); /* the last: with it the whole may have ended */
+        return;
+    }
     if (op->local_region)
         memory_unpin(engine->memory, op->local_region);
     op->local_region = NULL;
@@ -69,7 +85,7 @@ static void op_end_posted(void *arg)
     struct shoal_error *error = op->error;
 
     op->error = NULL;
-    op_end(op, op->status, error);
+    engine_op_end(op, op->status, error);
     free(error);
 }
 
@@ -106,6 +122,14 @@ static bool is_unwanted(const struct engine_op *op)
            memory_is_dying(engine->memory, op->local_region);
 }
 
+/* No transport reaches the device memory of the operation: it goes through staging buffers. false: out of memory. */
+static bool op_stage(struct engine_op *op)
+{
+    op->state = OP_STAGED;
+    op->private_data[OP_XFER] = engine_stage_start(op, op_peer(op)->engine);
+    return op->private_data[OP_XFER] != NULL;
+}
+
 /* The transport cannot carry it: another may. */
 static bool xfer_goes_on(struct engine_op *op, struct engine_xfer *xfer, const struct shoal_error *error)
 {
@@ -115,8 +139,16 @@ static bool xfer_goes_on(struct engine_op *op, struct engine_xfer *xfer, const s
     struct shoal_error why;
 
     assert(refused.transferred_bytes == 0);
-    if (!xfer_start(op, xfer, refuser, &why))
-        return false;
+    if (!xfer_start(op, xfer, refuser, &why)) {
+        if (!op_device(op))
+            return false;
+        list_remove(&op->node);
+        if (!op_stage(op)) {
+            list_push_back(&peer->engine->started, &op->node);
+            return false;
+        }
+        xfer_free(peer->engine, xfer);
+    }
     engine_path_refused(peer, refuser, &refused, error);
     return true;
 }
@@ -138,14 +170,14 @@ static void xfer_done(struct transport_request *request, enum shoal_status statu
     list_remove(&op->node);
     op->transferred_bytes = request->transferred_bytes;
     xfer_free(op_peer(op)->engine, xfer);
-    op_end(op, status, error);
+    engine_op_end(op, status, error);
 }
 
 static void xfer_arrived(struct transport_request *request, uint64_t offset_bytes, uint64_t len_bytes)
 {
     struct engine_op *op = request->arg;
 
-    op->arrived(op, offset_bytes, len_bytes);
+    op->arrived(op, (const char *)request->local + offset_bytes, offset_bytes, len_bytes);
 }
 
 static struct engine_path *xfer_start(struct engine_op *op, struct engine_xfer *xfer, const struct transport_ops *after,
@@ -155,6 +187,8 @@ static struct engine_path *xfer_start(struct engine_op *op, struct engine_xfer *
     struct engine_peer *peer = op_peer(op);
     struct engine_path *path;
 
+    if (op_device(op))
+        caps |= TRANSPORT_CAP_DEVICE;
     xfer->request = (struct transport_request){.op = op->op,
                                                .local = op->local,
                                                .remote_addr = op->remote_addr,
@@ -189,6 +223,9 @@ static enum shoal_status op_start(struct engine_op *op)
         return op->status;
     if (is_unwanted(op))
         return SHOAL_CANCELED;
+    /* Who wants to see what arrives would have to fetch it from the device again. */
+    if (op_device(op) && op->arrived)
+        return op_stage(op) ? SHOAL_OK : SHOAL_NO_MEMORY;
     node = list_pop_front(&engine->spare_xfers);
     if (node)
         engine->spare_xfer_count--;
@@ -198,6 +235,8 @@ static enum shoal_status op_start(struct engine_op *op)
     memset(xfer, 0, sizeof *xfer);
     if (!xfer_start(op, xfer, NULL, &error)) {
         xfer_free(engine, xfer);
+        if (op_device(op))
+            return op_stage(op) ? SHOAL_OK : SHOAL_NO_MEMORY;
         op_set_error(op, error.status, error.message);
         return error.status;
     }
@@ -247,7 +286,7 @@ void engine_op_finish(struct engine_op *op, const struct transport_direct_ops *o
 {
     if (status == SHOAL_OK)
         engine_path_worked_directly(op_peer(op), ops, op->len_bytes);
-    op_end(op, status, error);
+    engine_op_end(op, status, error);
     free(error);
 }
 
@@ -263,7 +302,7 @@ void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op)
     mutex_unlock(&engine->mutex);
     engine_count(&engine->counters.ops_submitted);
     op->private_data[OP_PEER] = peer;
-    op->private_data[OP_XFER] = NULL;
+    op->private_data[OP_XFER] = op->private_data[OP_WHOLE] = NULL;
     op->transferred_bytes = 0;
     op->status = SHOAL_OK;
     op->error = NULL;
@@ -279,21 +318,34 @@ void engine_op_prepare(struct shoal_engine *engine, struct engine_op *op)
     }
 }
 
-void engine_submit(struct shoal_engine *engine, struct engine_op *op)
+/* On loop 0; done does not run inside. */
+static void op_start_here(struct shoal_engine *engine, struct engine_op *op)
 {
-    enum shoal_status status;
+    enum shoal_status status = op_start(op);
 
-    engine_op_prepare(engine, op);
-    if (!loop_is_current(engine->loops[0])) {
-        engine_op_start_soon(engine, op);
-        return;
-    }
-    status = op_start(op);
     if (status != SHOAL_OK) {
         op->status = status;
         op->state = OP_ENDING;
         loop_post(engine->loops[0], &op->task, op_end_posted, op);
     }
+}
+
+void engine_submit(struct shoal_engine *engine, struct engine_op *op)
+{
+    engine_op_prepare(engine, op);
+    if (loop_is_current(engine->loops[0]))
+        op_start_here(engine, op);
+    else
+        loop_post(engine->loops[0], &op->task, op_start_posted, op);
+}
+
+void engine_part_submit(struct engine_op *whole, struct engine_op *part)
+{
+    part->private_data[OP_PEER] = whole->private_data[OP_PEER];
+    part->private_data[OP_WHOLE] = whole;
+    part->local_region = whole->local_region;
+    part->state = OP_QUEUED;
+    op_start_here(op_peer(whole)->engine, part);
 }
 
 void engine_op_cancel(struct shoal_engine *engine, struct engine_op *op)
@@ -304,7 +356,10 @@ void engine_op_cancel(struct shoal_engine *engine, struct engine_op *op)
     (void)engine;
     if (op->state == OP_QUEUED)
         op->state = OP_CANCELED;
-    else if (op->state == OP_STARTED) {
+    else if (op->state == OP_STAGED) {
+        op->state = OP_STOPPING;
+        engine_stage_cancel(op->private_data[OP_XFER]);
+    } else if (op->state == OP_STARTED) {
         op->state = OP_STOPPING;
         xfer->ops->cancel(engine_peer_path_of(op_peer(op), xfer->ops)->remote, &xfer->request);
     }

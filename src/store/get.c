@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "engine/keys.h"
 #include "store/pull.h"
+#include "transport/location.h"
 
 #define LOG_MODULE "store"
 #include "base/log.h"
@@ -227,6 +228,7 @@ static enum shoal_status run_pull(struct payload *payload, const struct payload_
                                  .manifest = &record->manifest,
                                  .local = &payload->spans,
                                  .no_verify = options->no_verify,
+                                 .is_device = payload->is_device,
                                  .max_sources = options->max_sources ? options->max_sources : MAX_SOURCES_DEFAULT,
                                  .reuse = (enum shoal_reuse)options->reuse,
                                  .previous = options->previous,
@@ -300,6 +302,16 @@ static enum shoal_status check_get_options(const struct shoal_get_options *given
                          MAX_SOURCES_LIMIT);
     if (given->reuse < SHOAL_REUSE_NONE || given->reuse > SHOAL_REUSE_ONLY)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "reuse is %d", given->reuse);
+    if (given->location && (given->reuse != SHOAL_REUSE_NONE || given->previous)) {
+        struct location where;
+        enum shoal_status status = location_parse(given->location, &where, error);
+
+        if (status)
+            return status;
+        if (where.kind == LOCATION_CUDA)
+            return error_set(error, SHOAL_UNSUPPORTED, 0, "reuse and previous are for host memory, not for \"%s\"",
+                             given->location);
+    }
     *options_out = *given;
     return SHOAL_OK;
 }

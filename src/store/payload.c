@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "store/store_internal.h"
+#include "transport/location.h"
 
 enum shoal_status store_check_name(const char *name, struct shoal_error *error)
 {
@@ -156,6 +157,11 @@ static void unregister_memory(struct payload *payload)
 enum shoal_status payload_register_memory(struct payload *payload, const char *location, unsigned access,
                                           struct shoal_error *error)
 {
+    struct location where = {.kind = LOCATION_ANY};
+
+    if (location && location_parse(location, &where, error) != SHOAL_OK)
+        return SHOAL_INVALID_ARGUMENT;
+    payload->is_device = where.kind == LOCATION_CUDA;
     for (size_t i = 0; i < payload->region_count; i++) {
         struct shoal_region *region = &payload->regions[i];
         uint64_t key = 0;

@@ -480,6 +480,7 @@ enum shoal_status pull_create(const struct pull_config *config, struct pull **pu
     pull->manifest = config->manifest;
     pull->local = config->local;
     pull->no_verify = config->no_verify;
+    pull->is_device = config->is_device;
     pull->max_sources = config->max_sources;
     pull->reuse = config->reuse;
     pull->previous = config->previous;

@@ -14,6 +14,7 @@ struct pull_config {
     const struct manifest *manifest; /* borrowed until pull_destroy */
     const struct span_map *local;    /* borrowed; NULL: fetch the index only */
     bool no_verify;
+    bool is_device; /* local is device memory; without reuse and previous */
     uint32_t max_sources;
     /* What may be here already; with either the pull requests no piece before pull_reuse has returned. */
     enum shoal_reuse reuse;              /* in local memory */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One piece: as many one-sided READs as region boundaries on both sides ask for, then its digest. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -14,18 +15,20 @@
 
 static void on_part_done(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
 
-/* On a data loop: the bytes are in its cache now, and digesting costs half as much as later. */
-static void on_arrived(struct engine_op *op, uint64_t offset, uint64_t len)
+/* On a data loop: the bytes are in its cache now, and digesting costs half as much as later. Or on a thread of the
+ * device, before they leave host memory. */
+static void on_arrived(struct engine_op *op, const void *data, uint64_t offset, uint64_t len)
 {
     struct fetch *fetch = op->arg;
 
+    offset += fetch->part_offset;
     if (offset == 0) {
         digest_stream_reset(fetch->stream);
         fetch->digested = 0;
     }
     if (offset != fetch->digested)
         return;
-    digest_stream_update(fetch->stream, (const char *)op->local + offset, len);
+    digest_stream_update(fetch->stream, data, len);
     fetch->digested += len;
 }
 
@@ -52,6 +55,7 @@ static void submit_part(struct fetch *fetch, struct engine_op *op)
         .arrived = fetch->stream ? on_arrived : NULL,
         .arg = fetch,
     };
+    fetch->part_offset = fetch->submitted;
     fetch->submitted += len;
     fetch->active_parts++;
     fetch->source->request_count++;
@@ -127,6 +131,7 @@ static void finish(struct fetch *fetch)
     } else if (pull->no_verify) {
         accept_piece(fetch);
     } else {
+        assert(!pull->is_device || (fetch->stream && fetch->digested == fetch->len));
         got = fetch->stream && fetch->digested == fetch->len
                   ? digest_stream_final(fetch->stream)
                   : fetch_digest(pull, pull->stream, fetch->offset, fetch->len);
@@ -181,16 +186,24 @@ static bool is_one_part(const struct fetch *fetch)
 static bool fetch_begin(struct pull *pull, struct pull_source *source, uint32_t piece)
 {
     struct fetch *fetch = calloc(1, sizeof *fetch);
+    unsigned parts_max = FETCH_PARTS_MAX;
 
     if (!fetch)
         return false;
     fetch->source = source;
     fetch->piece = piece;
     layout_piece(&pull->layout, piece, &fetch->offset, &fetch->len);
-    if (!pull->no_verify && is_one_part(fetch))
+    if (!pull->no_verify && (pull->is_device || is_one_part(fetch)))
         fetch->stream = digest_stream_create();
+    if (pull->is_device && !pull->no_verify) {
+        if (!fetch->stream) {
+            free(fetch);
+            return false;
+        }
+        parts_max = 1;
+    }
     list_push_back(&pull->fetches, &fetch->node);
-    while (fetch->part_count < FETCH_PARTS_MAX && fetch->submitted < fetch->len)
+    while (fetch->part_count < parts_max && fetch->submitted < fetch->len)
         submit_part(fetch, &fetch->parts[fetch->part_count++]);
     return true;
 }

@@ -54,8 +54,11 @@ struct fetch {
     bool is_canceled;
     enum shoal_status status; /* first failure */
     struct shoal_error error;
-    struct digest_stream *stream; /* owned; a piece in one part is digested while it arrives. NULL: afterwards */
-    uint64_t digested;            /* bytes; written on the data loop until the part is done */
+    /* Owned; a piece in one part is digested while it arrives, and one in device memory, whose parts come one after the
+     * other. NULL: afterwards. */
+    struct digest_stream *stream;
+    uint64_t part_offset; /* in the piece, of the part that is under way; with stream */
+    uint64_t digested;    /* bytes; written on another thread until the part is done */
     struct engine_op parts[FETCH_PARTS_MAX];
 };
 
@@ -64,7 +67,7 @@ struct pull {
     const char *name;
     const struct manifest *manifest;
     const struct span_map *local; /* NULL: index only */
-    bool no_verify;
+    bool no_verify, is_device;
     uint32_t max_sources;
     enum shoal_reuse reuse;
     const struct shoal_region *previous, *regions;

@@ -27,6 +27,8 @@ struct digest_job {
     uint32_t pieces_per_group;
     atomic_uint_fast64_t done_bytes;
     atomic_bool is_stopped;
+    atomic_flag has_error;              /* set by the one that writes error */
+    struct shoal_error error;           /* device memory that cannot be read; status OK: none */
     int64_t started_ms, next_report_ms; /* caller's thread only */
 };
 
@@ -43,12 +45,40 @@ static void report(struct digest_job *job)
                                                                                : PROGRESS_INTERVAL_MS);
 }
 
+static bool digest_more(void *arg, const void *data, size_t len)
+{
+    digest_stream_update(arg, data, len);
+    return true;
+}
+
+/* false: it cannot be read, and the job knows why. */
+static bool digest_device(struct digest_job *job, struct digest_stream *stream, const void *addr, uint64_t len,
+                          struct digest *out)
+{
+    struct shoal_error error;
+    enum shoal_status status;
+
+    if (stream) {
+        digest_stream_reset(stream);
+        status = engine_memory_read(job->payload->store->engine, addr, len, digest_more, stream, &error);
+    } else {
+        status = error_no_memory(&error);
+    }
+    if (status == SHOAL_OK)
+        *out = digest_stream_final(stream);
+    else if (!atomic_flag_test_and_set(&job->has_error))
+        job->error = error;
+    return status == SHOAL_OK;
+}
+
 /* A piece of the gold copy lies in one region. */
 static bool digest_group(void *arg, size_t group)
 {
     struct digest_job *job = arg;
     struct payload *payload = job->payload;
     uint32_t first = (uint32_t)group * job->pieces_per_group, last = first + job->pieces_per_group;
+    struct digest_stream *stream = payload->is_device ? digest_stream_create() : NULL;
+    bool is_fine = true;
     uint64_t bytes = 0;
 
     if (last > payload->layout.piece_count)
@@ -57,15 +87,23 @@ static bool digest_group(void *arg, size_t group)
         uint64_t offset, len;
         const struct span *span;
         struct digest digest;
+        const void *data;
 
         layout_piece(&payload->layout, piece, &offset, &len);
         span = span_map_find(&payload->spans, offset);
-        digest = digest_of((const void *)(uintptr_t)(span->addr + (offset - span->start)), len);
+        data = (const void *)(uintptr_t)(span->addr + (offset - span->start));
+        if (payload->is_device)
+            is_fine = digest_device(job, stream, data, len, &digest);
+        else
+            digest = digest_of(data, len);
+        if (!is_fine)
+            break;
         index_set_digest(payload->index, payload->layout.region_count, piece, &digest);
         bytes += len;
     }
+    digest_stream_destroy(stream);
     atomic_fetch_add_explicit(&job->done_bytes, bytes, memory_order_relaxed);
-    if (call_check(job->call, NULL, ""))
+    if (!is_fine || call_check(job->call, NULL, ""))
         atomic_store_explicit(&job->is_stopped, true, memory_order_relaxed);
     if (job->options->progress && pthread_equal(pthread_self(), job->caller) && clock_now_ms() >= job->next_report_ms)
         report(job);
@@ -82,6 +120,11 @@ static enum shoal_status digest_all(struct payload *payload, const struct shoal_
     job.pieces_per_group = per_group < 1 ? 1 : per_group > 65536 ? 65536 : (uint32_t)per_group;
     pool_for(payload->store->pool, (payload->layout.piece_count + job.pieces_per_group - 1) / job.pieces_per_group,
              digest_group, &job);
+    if (job.error.status != SHOAL_OK) {
+        error_copy(error, &job.error);
+        error_prefix(error, "payload '%s'", payload->name);
+        return job.error.status;
+    }
     if (atomic_load_explicit(&job.is_stopped, memory_order_relaxed)) {
         enum shoal_status status = call_check(call, error, "register");
         return status;

@@ -77,6 +77,7 @@ struct payload {
     atomic_uint refs;
     char *name; /* owned */
     bool is_gold, is_shared;
+    bool is_device; /* the regions are device memory: nothing here may touch them */
     /* fixed before is_serving */
     uint64_t generation;
     struct layout layout;

@@ -153,6 +153,12 @@ static enum shoal_status step(struct mem_transfer *transfer, const char **reason
                        &transfer->region, reason_out);
         if (status != SHOAL_OK)
             return status;
+        if (memory_device(transfer->region)) {
+            request->refusal = "device memory";
+            request->is_refused_once = true;
+            *reason_out = "memory of a device cannot be copied by the processor";
+            return SHOAL_UNSUPPORTED;
+        }
     }
     *reason_out = "connection was lost";
     if (is_target_closing(transfer->target) || memory_is_dying(transfer->target->env.memory, transfer->region))

@@ -22,6 +22,8 @@ struct memory_region {
     unsigned access;
     bool is_dying, is_faulty;
     char location[LOCATION_TEXT_BYTES];
+    struct device *device; /* ref; NULL: the processor can touch it. A window's is borrowed from its region */
+    uint64_t allocation;   /* of the device */
 };
 
 struct memory_table {
@@ -33,6 +35,13 @@ struct memory_table {
     uint64_t next_key;
     uint64_t registered_bytes;
 };
+
+static void region_free(struct memory_region *region)
+{
+    if (region)
+        device_close(region->device);
+    free(region);
+}
 
 enum shoal_status memory_table_create(struct memory_table **out, struct shoal_error *error)
 {
@@ -54,7 +63,7 @@ void memory_table_destroy(struct memory_table *table)
     if (!table)
         return;
     for (size_t i = 0; i < table->count; i++)
-        free(table->regions[i]);
+        region_free(table->regions[i]);
     free(table->regions);
     map_release(&table->windows);
     cond_release(&table->changed);
@@ -83,8 +92,6 @@ static enum shoal_status check_location(const char *text, struct location *out, 
 {
     enum shoal_status status = location_parse(text, out, error);
 
-    if (status == SHOAL_OK && out->kind == LOCATION_CUDA)
-        return error_set(error, SHOAL_UNSUPPORTED, 0, "location \"%s\": no driver for device memory here", text);
     if (status == SHOAL_OK && out->kind == LOCATION_CPU) {
         status = numa_check_node(out->index, error);
         if (status != SHOAL_OK)
@@ -120,6 +127,40 @@ static void remove_region(struct memory_table *table, struct memory_region *regi
     table->registered_bytes -= region->len;
 }
 
+/* A region that nobody knows yet. */
+static enum shoal_status region_make(uint64_t start, uint64_t len, const struct location *where, unsigned access,
+                                     struct memory_region **out, struct shoal_error *error)
+{
+    struct memory_region *region;
+    enum shoal_status status;
+
+    if (start == 0 || start + len < start)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "%s",
+                         start ? "memory range wraps around" : "address is NULL");
+    region = calloc(1, sizeof *region);
+    if (!region)
+        return error_no_memory(error);
+    *region = (struct memory_region){.addr = start, .len = len, .refs = 1, .access = access};
+    location_format(where, region->location);
+    if (where->kind == LOCATION_CUDA) {
+        status = device_open(where->index, &region->device, error);
+        if (status == SHOAL_OK)
+            status = device_check(region->device, start, len, &region->allocation, error);
+        if (status != SHOAL_OK) {
+            region_free(region);
+            return status;
+        }
+    }
+    *out = region;
+    return SHOAL_OK;
+}
+
+static bool is_same(const struct memory_region *a, const struct memory_region *b)
+{
+    return a->addr == b->addr && a->len == b->len && a->access == b->access && a->device == b->device &&
+           a->allocation == b->allocation;
+}
+
 enum shoal_status memory_register(struct memory_table *table, void *addr, uint64_t len, const char *location,
                                   unsigned access, uint64_t *key_out, struct shoal_error *error)
 {
@@ -137,18 +178,21 @@ enum shoal_status memory_register(struct memory_table *table, void *addr, uint64
     if (status != SHOAL_OK)
         return status;
     if (len == 0) {
+        if (where.kind == LOCATION_CUDA) { /* a device that there is not is an error all the same */
+            struct device *device;
+
+            status = device_open(where.index, &device, error);
+            if (status != SHOAL_OK)
+                return status;
+            device_close(device);
+        }
         if (key_out)
             *key_out = 0;
         return SHOAL_OK;
     }
-    if (!addr || start + len < start)
-        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "%s",
-                         addr ? "memory range wraps around" : "address is NULL");
-    fresh = calloc(1, sizeof *fresh);
-    if (!fresh)
-        return error_no_memory(error);
-    *fresh = (struct memory_region){.addr = start, .len = len, .refs = 1, .access = access};
-    location_format(&where, fresh->location);
+    status = region_make(start, len, &where, access, &fresh, error);
+    if (status != SHOAL_OK)
+        return status;
 
     mutex_lock(&table->mutex);
     for (;;) {
@@ -168,18 +212,22 @@ enum shoal_status memory_register(struct memory_table *table, void *addr, uint64
         } else {
             status = error_no_memory(error);
         }
-    } else if (found->addr == start && found->len == len && found->access == access) {
+    } else if (is_same(found, fresh)) {
         found->refs++;
         if (key_out)
             *key_out = found->key;
     } else {
-        status = error_set(error, SHOAL_ADDRESS_OVERLAPPED, 0,
-                           "[0x%llx, +%llu) overlaps [0x%llx, +%llu), which is registered with other bounds or access",
-                           (unsigned long long)start, (unsigned long long)len, (unsigned long long)found->addr,
-                           (unsigned long long)found->len);
+        status =
+            error_set(error, SHOAL_ADDRESS_OVERLAPPED, 0,
+                      "[0x%llx, +%llu) overlaps [0x%llx, +%llu), which is registered with other bounds or access%s",
+                      (unsigned long long)start, (unsigned long long)len, (unsigned long long)found->addr,
+                      (unsigned long long)found->len,
+                      found->device != fresh->device           ? ", or for another device"
+                      : found->allocation != fresh->allocation ? ", before that device memory was freed"
+                                                               : "");
     }
     mutex_unlock(&table->mutex);
-    free(fresh);
+    region_free(fresh);
     return status;
 }
 
@@ -228,7 +276,7 @@ enum shoal_status memory_unregister(struct memory_table *table, void *addr, uint
     remove_region(table, region);
     cond_broadcast(&table->changed);
     mutex_unlock(&table->mutex);
-    free(region);
+    region_free(region);
     return SHOAL_OK;
 }
 
@@ -391,6 +439,16 @@ const char *memory_location(const struct memory_region *region)
 struct memory_bounds memory_bounds(const struct memory_region *region)
 {
     return (struct memory_bounds){region->addr, region->len, region->key};
+}
+
+struct device *memory_device(const struct memory_region *region)
+{
+    return region->device;
+}
+
+uint64_t memory_allocation(const struct memory_region *region)
+{
+    return region->allocation;
 }
 
 uint64_t memory_registered_bytes(struct memory_table *table)

@@ -10,12 +10,15 @@
 #include <shoal/engine.h>
 #include <shoal/status.h>
 
+#include "transport/device.h"
+
 struct memory_table;
 struct memory_region;
 
 enum shoal_status memory_table_create(struct memory_table **out, struct shoal_error *error);
 void memory_table_destroy(struct memory_table *table); /* no region may be left; NULL is allowed */
 
+/* location "cuda:N": the errors of device_open and device_check. */
 enum shoal_status memory_register(struct memory_table *table, void *addr, uint64_t len, const char *location,
                                   unsigned access, uint64_t *key_out, struct shoal_error *error);
 
@@ -53,6 +56,9 @@ struct memory_bounds {
     uint64_t addr, len, key;
 };
 struct memory_bounds memory_bounds(const struct memory_region *region);
+/* NULL: memory that the processor can touch. Borrowed while the region is pinned. */
+struct device *memory_device(const struct memory_region *region);
+uint64_t memory_allocation(const struct memory_region *region); /* for struct device_copy */
 
 uint64_t memory_registered_bytes(struct memory_table *table);
 

@@ -718,6 +718,11 @@ static void tcp_free(struct tcp *tcp)
     for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
         if (tcp->shards[i].tcp)
             loop_call(tcp->shards[i].loop, stop_shard, &tcp->shards[i]);
+    /* Staging ends when the device has ended its copies. */
+    mutex_lock(&tcp->mutex);
+    while (tcp->live_objects > 0)
+        cond_wait(&tcp->changed, &tcp->mutex);
+    mutex_unlock(&tcp->mutex);
     /* Each connection that went may have posted a grant to another's shard. */
     for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
         if (tcp->shards[i].tcp)

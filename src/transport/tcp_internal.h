@@ -109,7 +109,7 @@ struct tcp {
     struct list gone;     /* tcp_client.node */
     struct loop_task outbox_task;
     bool is_outbox_posted;
-    unsigned live_objects; /* peers, client connections, server connections on their way to a shard */
+    unsigned live_objects; /* peers, client connections, server connections on their way to a shard, stages */
 
     struct mutex direct_mutex;     /* RANK_TRANSPORT: states of direct connections and their pools; never with mutex */
     struct loop_timer direct_tick; /* loop 0; runs while there are direct connections */

@@ -5,30 +5,38 @@
  * the stream's queue, behind its gate: open while it is the connection's turn, closed else, and then opened a crack now
  * and then (a trickle), so that the peer sees that this node is alive. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "transport/tcp_internal.h"
+#include "transport/tcp_stage.h"
 
 #define LOG_MODULE "tcp"
 
 #define GRANTS_MAX (2 * TCP_WRITES_MAX)
 #define SPARE_REPLIES_MAX 32 /* kept by an idle connection */
 
+_Static_assert(DATA_CHUNK_MAX_BYTES <= DEVICE_BUFFER_BYTES, "a chunk fits into a staging buffer");
+
 /* An answer in the queue. */
 struct tcp_reply {
     struct tcp_out out;
+    struct tcp_server *server;
     uint64_t id;
     struct memory_region *region; /* pinned while DATA is in the queue; else NULL */
+    struct tcp_stage *stage;      /* owned: DATA of device memory, which has the pin then; else NULL */
 };
 
 /* A WRITE that was granted and is not complete. */
 struct tcp_grant {
     struct list_node node; /* in server->grants */
+    struct tcp_server *server;
     uint64_t id, addr, len, moved;
     struct memory_region *region; /* pinned */
+    struct tcp_stage *stage;      /* owned: of device memory, has the pin then; else NULL */
 };
 
 struct tcp_server {
@@ -40,6 +48,7 @@ struct tcp_server {
     struct tcp_meter meter_in, meter_out;
     struct loop_io io;
     bool is_dead, is_paused;
+    bool needs_space; /* filling's chunk waits for a staging buffer */
     struct upload_turn turn;
     struct list held;        /* tcp_reply.out.node */
     struct tcp_reply *large; /* in stream.out; NULL: none */
@@ -85,7 +94,10 @@ static struct tcp_reply *reply_of(struct list_node *node)
 
 static void grant_free(struct tcp_server *server, struct tcp_grant *grant)
 {
-    memory_unpin(memory(server), grant->region);
+    if (grant->stage)
+        tcp_stage_drop(grant->stage);
+    else
+        memory_unpin(memory(server), grant->region);
     list_remove(&grant->node);
     if (server->filling == grant)
         server->filling = NULL;
@@ -95,9 +107,12 @@ static void grant_free(struct tcp_server *server, struct tcp_grant *grant)
 
 static void reply_done(struct tcp_server *server, struct tcp_reply *reply)
 {
-    if (reply->region)
+    if (reply->stage)
+        tcp_stage_drop(reply->stage);
+    else if (reply->region)
         memory_unpin(memory(server), reply->region);
     reply->region = NULL;
+    reply->stage = NULL;
     server->reply_count--;
     if (server->spare_count < SPARE_REPLIES_MAX) {
         server->spare_count++;
@@ -133,6 +148,17 @@ void tcp_server_close(struct tcp_server *server)
 
 /* --- answers --- */
 
+static void on_reply_staged(void *owner);
+
+/* While one body is sent the beginning of the next is staged, if there are buffers to spare. */
+static void stage_next(struct tcp_server *server)
+{
+    struct list_node *node = list_first(&server->held);
+
+    if (node && server->large && server->large->out.gate == server->large->out.body_len && reply_of(node)->stage)
+        tcp_stage_read_ahead(reply_of(node)->stage, false);
+}
+
 /* Queues an answer; false: out of memory, the connection was closed. */
 static bool answer(struct tcp_server *server, const struct data_frame *frame, const void *body,
                    struct memory_region *region, const char *text)
@@ -151,14 +177,25 @@ static bool answer(struct tcp_server *server, const struct data_frame *frame, co
             return false;
         }
     }
+    reply->server = server;
     reply->id = frame->id;
     reply->region = region;
     server->reply_count++;
     tcp_stream_prepare(&reply->out, frame, body, text);
-    if (reply->out.body_len > TCP_SMALL_BODY_BYTES)
+    if (region && memory_device(region)) {
+        reply->stage = tcp_stage_create(server->shard->tcp, server->shard->loop, region, (uint64_t)(uintptr_t)body,
+                                        frame->len, DEVICE_OUT, on_reply_staged, reply);
+        if (!reply->stage) {
+            reply_done(server, reply);
+            return false;
+        }
+        reply->out.body_ready = 0;
+    }
+    if (reply->out.body_len > TCP_SMALL_BODY_BYTES || reply->stage)
         list_push_back(&server->held, &reply->out.node);
     else
         tcp_stream_push(&server->stream, &reply->out);
+    stage_next(server);
     return true;
 }
 
@@ -182,6 +219,30 @@ static void start_large(struct tcp_server *server, uint64_t gate)
     server->large = reply_of(list_pop_front(&server->held));
     server->large->out.gate = gate < server->large->out.body_len ? gate : server->large->out.body_len;
     tcp_stream_push(&server->stream, &server->large->out);
+    if (server->large->stage)
+        tcp_stage_read_ahead(server->large->stage, true);
+    stage_next(server);
+}
+
+/* Shows the stream what of the large body was staged since. true: something was. */
+static bool feed(struct tcp_server *server)
+{
+    struct tcp_out *out = server->large && server->large->stage ? &server->large->out : NULL;
+    const void *staged;
+
+    if (!out || out->body_sent < out->body_ready || out->body_sent == out->body_len)
+        return false;
+    staged = tcp_stage_window(server->large->stage, out->body_sent, &out->body_start, &out->body_ready);
+    if (staged)
+        out->body = staged;
+    return staged != NULL;
+}
+
+/* The first frame waits for the device. */
+static bool is_staging(const struct tcp_server *server)
+{
+    return server->large && server->large->stage && server->large->out.body_ready <= server->large->out.body_sent &&
+           list_first(&server->stream.out) == &server->large->out.node;
 }
 
 static bool is_gate_closed(const struct tcp_server *server)
@@ -250,6 +311,8 @@ static void on_sent(struct tcp_stream *stream, struct tcp_out *out)
 
 /* --- requests --- */
 
+static void on_grant_staged(void *owner);
+
 static bool on_range(struct tcp_server *server, const struct data_frame *frame)
 {
     bool is_read = frame->type == DATA_READ;
@@ -270,7 +333,17 @@ static bool on_range(struct tcp_server *server, const struct data_frame *frame)
         memory_unpin(memory(server), region);
         return refuse(server, frame->id, DATA_CODE_LIMIT, "too many writes at once");
     }
-    *grant = (struct tcp_grant){.id = frame->id, .addr = frame->addr, .len = frame->len, .region = region};
+    *grant =
+        (struct tcp_grant){.server = server, .id = frame->id, .addr = frame->addr, .len = frame->len, .region = region};
+    if (memory_device(region)) {
+        grant->stage = tcp_stage_create(server->shard->tcp, server->shard->loop, region, frame->addr, frame->len,
+                                        DEVICE_IN, on_grant_staged, grant);
+        if (!grant->stage) {
+            memory_unpin(memory(server), region);
+            free(grant);
+            return refuse(server, frame->id, DATA_CODE_LIMIT, "out of memory");
+        }
+    }
     list_push_back(&server->grants, &grant->node);
     server->grant_count++;
     return say(server, DATA_GRANT, frame->id);
@@ -296,26 +369,40 @@ static bool on_chunk(struct tcp_server *server, const struct data_frame *frame)
         return true;
     if (frame->addr != grant->moved || frame->len > grant->len - grant->moved)
         return false;
-    server->stream.body = (void *)(uintptr_t)(grant->addr + grant->moved);
+    if (grant->stage) {
+        if (frame->len == 0)
+            return false;
+        server->stream.body = tcp_stage_space(grant->stage);
+        server->needs_space = !server->stream.body;
+    } else {
+        server->stream.body = (void *)(uintptr_t)(grant->addr + grant->moved);
+    }
     return true;
+}
+
+static bool grant_complete(struct tcp_server *server, struct tcp_grant *grant)
+{
+    uint64_t id = grant->id;
+
+    tcp_count(&counters(server)->served_writes, 1);
+    tcp_count(&counters(server)->served_write_bytes, grant->len);
+    grant_free(server, grant);
+    return say(server, DATA_DONE, id);
 }
 
 static bool on_chunk_end(struct tcp_server *server)
 {
     struct tcp_grant *grant = server->filling;
-    uint64_t id;
 
     server->filling = NULL;
     if (!grant)
         return true;
     grant->moved += server->frame.len;
-    if (grant->moved < grant->len)
+    if (grant->stage) {
+        tcp_stage_filled(grant->stage, server->frame.len); /* it is complete when the last copy is */
         return true;
-    tcp_count(&counters(server)->served_writes, 1);
-    tcp_count(&counters(server)->served_write_bytes, grant->len);
-    id = grant->id;
-    grant_free(server, grant);
-    return say(server, DATA_DONE, id);
+    }
+    return grant->moved < grant->len || grant_complete(server, grant);
 }
 
 static void drop_unbegun(struct tcp_server *server, struct tcp_reply *reply)
@@ -403,11 +490,9 @@ static bool on_head(struct tcp_stream *stream, const struct data_frame *frame)
         tcp_count(&counters(server)->protocol_errors, 1);
         LOG_WARN("'%s' violated the data protocol (frame type %u): connection closed", server->peer_name, frame->type);
     }
-    if (is_fine && is_known && server->reply_count < TCP_REPLIES_MAX)
-        return true;
     server->is_dead = !is_fine || !is_known;
-    server->is_paused = !server->is_dead;
-    return false;
+    server->is_paused = !server->is_dead && server->reply_count >= TCP_REPLIES_MAX;
+    return !server->is_dead && !server->is_paused && !server->needs_space;
 }
 
 /* Whoever is written to is told when all of it is there. */
@@ -470,7 +555,7 @@ static void receive(struct tcp_server *server)
     enum tcp_step step;
     int saved = 0;
 
-    if (server->is_paused || tcp_meter_is_waiting(&server->meter_in))
+    if (server->is_paused || server->needs_space || tcp_meter_is_waiting(&server->meter_in))
         return;
     do
         step = tcp_stream_receive(&server->stream, &saved);
@@ -490,18 +575,22 @@ static enum tcp_step send_some(struct tcp_server *server)
     const struct tcp_reply *large;
     uint64_t large_sent;
     enum tcp_step step;
+    bool is_fed;
     int saved = 0;
 
     do {
         seek_turn(server);
+        (void)feed(server);
         large = server->large;
         large_sent = large ? large->out.body_sent : 0;
         step = tcp_stream_send(stream, &saved);
         /* If it is another one now, upload_sent was told. */
         if (large && large == server->large && large->out.body_sent > large_sent)
             use_turn(server);
-    } while (step == TCP_STEP_HELD && !tcp_meter_is_waiting(&server->meter_out) && stream->out_allowance == 0 &&
-             tcp_meter_take(&server->meter_out, tcp_stream_out_wanted(stream), &stream->out_allowance));
+        is_fed = step == TCP_STEP_HELD && feed(server);
+    } while (is_fed ||
+             (step == TCP_STEP_HELD && !tcp_meter_is_waiting(&server->meter_out) && stream->out_allowance == 0 &&
+              tcp_meter_take(&server->meter_out, tcp_stream_out_wanted(stream), &stream->out_allowance)));
     if (tcp_meter_is_waiting(&server->meter_out) && server->large)
         upload_excuse(uploads(server), &server->turn, clock_now_ms() + tcp_meter_wait_ms(&server->meter_out));
     if (step == TCP_STEP_FAULT)
@@ -515,6 +604,7 @@ static void server_io(void *arg, unsigned events)
 {
     struct tcp_server *server = arg;
     enum tcp_step step = TCP_STEP_DONE;
+    bool is_deaf;
 
     server->active_ms = clock_now_ms();
     if (events & LOOP_READ)
@@ -527,8 +617,68 @@ static void server_io(void *arg, unsigned events)
     }
     if (server->is_paused && server->reply_count < TCP_REPLIES_MAX / 2)
         server->is_paused = false;
-    loop_io_set(&server->io, (server->is_paused || tcp_meter_is_waiting(&server->meter_in) ? 0u : (unsigned)LOOP_READ) |
+    is_deaf = server->is_paused || server->needs_space || tcp_meter_is_waiting(&server->meter_in);
+    loop_io_set(&server->io, (is_deaf ? 0u : (unsigned)LOOP_READ) |
                                  (step == TCP_STEP_DONE || step == TCP_STEP_HELD ? 0u : (unsigned)LOOP_WRITE));
+}
+
+/* --- device memory --- */
+
+/* It was freed, or its context is gone. */
+static void note_fault(struct tcp_server *server, struct memory_region *region, const char *reason)
+{
+    tcp_count(&counters(server)->serve_faults, 1);
+    LOG_WARN("registered memory cannot be served: %s", reason);
+    memory_mark_faulty(memory(server), region);
+}
+
+static void on_reply_staged(void *owner)
+{
+    struct tcp_reply *reply = owner;
+    struct tcp_server *server = reply->server;
+    char text[DATA_REASON_MAX_BYTES + 1];
+    const char *reason;
+
+    if (tcp_stage_status(reply->stage, &reason) != SHOAL_OK) {
+        snprintf(text, sizeof text, "%s", reason);
+        note_fault(server, reply->region, text);
+        if (tcp_out_is_begun(&reply->out)) {
+            server->is_dead = true; /* the peer asks again and is refused */
+        } else {
+            uint64_t id = reply->id;
+
+            list_remove(&reply->out.node);
+            drop_unbegun(server, reply);
+            server->is_dead = !refuse(server, id, DATA_CODE_UNREADABLE, text);
+        }
+    }
+    server_io(server, 0);
+}
+
+static void on_grant_staged(void *owner)
+{
+    struct tcp_grant *grant = owner;
+    struct tcp_server *server = grant->server;
+    bool is_filling = server->filling == grant, was_waiting = server->needs_space;
+    char text[DATA_REASON_MAX_BYTES + 1];
+    const char *reason;
+
+    if (tcp_stage_status(grant->stage, &reason) != SHOAL_OK) {
+        snprintf(text, sizeof text, "%s", reason);
+        note_fault(server, grant->region, text);
+        if (is_filling) { /* the rest of its chunk is discarded */
+            server->stream.body = NULL;
+            server->needs_space = false;
+        }
+        server->is_dead = !refuse(server, grant->id, DATA_CODE_UNREADABLE, text);
+        grant_free(server, grant);
+    } else if (tcp_stage_is_complete(grant->stage)) {
+        server->is_dead = !grant_complete(server, grant);
+    } else if (is_filling && server->needs_space) {
+        server->stream.body = tcp_stage_space(grant->stage);
+        server->needs_space = !server->stream.body;
+    }
+    server_io(server, was_waiting && !server->needs_space ? LOOP_READ : 0);
 }
 
 void tcp_server_granted(struct upload_turn *turn)
@@ -567,10 +717,10 @@ void tcp_server_tick(struct tcp_server *server, int64_t now_ms, bool is_late)
     }
     if (!list_is_empty(&stream->out))
         tcp_stream_look_at_acks(stream, now_ms);
-    if (tcp_meter_is_waiting(&server->meter_in))
+    if (tcp_meter_is_waiting(&server->meter_in) || server->needs_space)
         stream->moved_in_ms = now_ms;
     moved_ms = stream->moved_in_ms > stream->moved_out_ms ? stream->moved_in_ms : stream->moved_out_ms;
-    waits_for_us = tcp_meter_is_waiting(&server->meter_out) ||
+    waits_for_us = tcp_meter_is_waiting(&server->meter_out) || is_staging(server) ||
                    (is_gate_closed(server) && list_first(&stream->out) == &server->large->out.node);
     /* Pins are never held for ever by a peer that does not read, or does not send what it was granted. */
     is_stalled =

@@ -132,7 +132,8 @@ void tcp_stream_prepare(struct tcp_out *out, const struct data_frame *frame, con
     out->head_sent = 0;
     out->body = body;
     out->body_len = body ? head.len : 0;
-    out->body_sent = 0;
+    out->body_sent = out->body_start = 0;
+    out->body_ready = out->body_len;
     out->gate = out->body_len;
     out->is_metered = is_metered(frame);
 }
@@ -151,10 +152,12 @@ void tcp_stream_queue(struct tcp_stream *stream, struct tcp_out *out, const stru
     tcp_stream_push(stream, out);
 }
 
-/* Up to the gate. */
+/* Up to the gate, as far as it is there. */
 static uint64_t body_open(const struct tcp_out *out)
 {
-    return out->gate > out->body_sent ? out->gate - out->body_sent : 0;
+    uint64_t end = out->gate < out->body_ready ? out->gate : out->body_ready;
+
+    return end > out->body_sent ? end - out->body_sent : 0;
 }
 
 uint64_t tcp_stream_out_wanted(const struct tcp_stream *stream)
@@ -214,7 +217,8 @@ enum tcp_step tcp_stream_send(struct tcp_stream *stream, int *errno_out)
             if (body) {
                 if (body > budget)
                     body = budget;
-                iov[count++] = (struct iovec){(char *)(uintptr_t)out->body + out->body_sent, (size_t)body};
+                iov[count++] =
+                    (struct iovec){(char *)(uintptr_t)out->body + (out->body_sent - out->body_start), (size_t)body};
             }
             bytes += out->head_len - out->head_sent + (size_t)body;
             if (out->is_metered)

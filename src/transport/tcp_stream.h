@@ -17,6 +17,8 @@ struct tcp_out {
     size_t head_len, head_sent;
     const void *body; /* borrowed */
     uint64_t body_len, body_sent;
+    /* What of the body is at `body`: [body_start, body_ready). All of it, unless the owner says otherwise. */
+    uint64_t body_start, body_ready;
     uint64_t gate;   /* no more than this of the body is sent now; body_len unless the owner sets less */
     bool is_metered; /* the body is data: it counts against a rate limit */
     uint8_t head[DATA_HEADER_BYTES + DATA_REASON_MAX_BYTES]; /* a refusal's text is part of it */
@@ -61,7 +63,7 @@ enum tcp_step {
     TCP_STEP_DONE,     /* out: queue is empty. in: nothing to read now */
     TCP_STEP_BLOCKED,  /* out: the socket is full */
     TCP_STEP_MORE,     /* the turn's budget is used up */
-    TCP_STEP_HELD,     /* the allowance, or the gate of the first frame, is used up */
+    TCP_STEP_HELD,     /* the allowance, or the gate or what is ready of the first frame, is used up */
     TCP_STEP_STOPPED,  /* a callback said false */
     TCP_STEP_LOST,     /* errno_out; 0: end of stream */
     TCP_STEP_FAULT,    /* out: the body of the first frame is unreadable */

@@ -25,6 +25,7 @@ enum transport_caps {
     TRANSPORT_CAP_CANCEL = 4, /* cancel ends a request before its data has passed */
     TRANSPORT_CAP_NOTIFY = 8,
     TRANSPORT_CAP_REMOTE = 16, /* reaches other hosts */
+    TRANSPORT_CAP_DEVICE = 32, /* takes local addresses in device memory; else requests are staged (engine/stage.h) */
     TRANSPORT_CAP_DIRECT = 64, /* small requests without the loops: struct transport_direct_ops */
 };
 

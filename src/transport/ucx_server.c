@@ -222,6 +222,11 @@ static bool serve_ask(struct ucx_serving *serving, const struct ucx_frame *frame
         ucx_count(&ucx->counters.grant_refusals, 1);
         return refuse(serving, frame->id, status == SHOAL_IO ? UCX_FRAME_UNREADABLE : UCX_FRAME_INVALID, reason);
     }
+    if (memory_device(region)) {
+        memory_unpin(ucx->env.memory, region);
+        ucx_count(&ucx->counters.grant_refusals, 1);
+        return refuse(serving, frame->id, UCX_FRAME_UNSUPPORTED, "device memory goes through staging buffers");
+    }
     lent = calloc(1, sizeof *lent);
     status = lent ? ucx_set_choose(ucx, memory_location(region), frame->code & UCX_FRAME_FALLBACK, &set, &error)
                   : error_no_memory(&error);

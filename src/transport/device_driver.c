@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/device_driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+#define LOG_MODULE "cuda"
+#include "base/log.h"
+
+#define CUDA_TEXT_BYTES 160
+
+static pthread_mutex_t driver_mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; the driver starts under it */
+static struct device_driver driver;
+static bool is_loaded;
+
+const char *device_driver_text(const struct device_driver *table, cuda_result result, char *buffer, size_t len)
+{
+    const char *name = NULL, *text = NULL;
+
+    if (table->error_name(result, &name) != CUDA_OK || !name)
+        snprintf(buffer, len, "CUDA error %d", result);
+    else if (table->error_string(result, &text) != CUDA_OK || !text)
+        snprintf(buffer, len, "%s", name);
+    else
+        snprintf(buffer, len, "%s (%s)", name, text);
+    return buffer;
+}
+
+/* dlsym gives an object pointer; ISO C has no conversion to a function's, POSIX says that the bytes are the same. */
+static bool find_symbol(void *library, const char *symbol, void *function_out)
+{
+    void *found = dlsym(library, symbol);
+
+    if (found)
+        memcpy(function_out, &found, sizeof found);
+    return found != NULL;
+}
+
+static enum shoal_status load(struct shoal_error *error)
+{
+    const char *path = secure_getenv(DEVICE_DRIVER_VARIABLE), *missing = NULL;
+    struct device_driver loaded = {0};
+    char text[CUDA_TEXT_BYTES];
+    int version = 0;
+    cuda_result result;
+    void *library;
+
+    if (!path || !path[0])
+        path = DEVICE_DRIVER_LIBRARY;
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *why = dlerror();
+        return error_set(error, SHOAL_UNSUPPORTED, 0, "no CUDA driver: %s", why ? why : path);
+    }
+#define CUDA_FIND(member, symbol, parameters)                                                                          \
+    if (!find_symbol(library, symbol, &loaded.member))                                                                 \
+        missing = symbol;
+    CUDA_FUNCTIONS(CUDA_FIND)
+#undef CUDA_FIND
+    if (missing) {
+        dlclose(library);
+        return error_set(error, SHOAL_UNSUPPORTED, 0, "%s is no CUDA driver that can be used: it has no %s", path,
+                         missing);
+    }
+#define CUDA_FIND(member, symbol, parameters) (void)find_symbol(library, symbol, &loaded.member);
+    CUDA_OPTIONAL_FUNCTIONS(CUDA_FIND)
+#undef CUDA_FIND
+    result = loaded.init(0);
+    if (result != CUDA_OK) {
+        /* It stays mapped: a driver that has started threads cannot be unloaded. */
+        return error_set(error, SHOAL_UNSUPPORTED, 0, "the CUDA driver does not start: %s",
+                         device_driver_text(&loaded, result, text, sizeof text));
+    }
+    if (loaded.driver_version(&version) == CUDA_OK)
+        LOG_INFO("CUDA driver %s, version %d.%d", path, version / 1000, version % 1000 / 10);
+    driver = loaded;
+    is_loaded = true;
+    return SHOAL_OK;
+}
+
+enum shoal_status device_driver_get(const struct device_driver **out, struct shoal_error *error)
+{
+    enum shoal_status status = SHOAL_OK;
+
+    pthread_mutex_lock(&driver_mutex);
+    if (!is_loaded)
+        status = load(error);
+    pthread_mutex_unlock(&driver_mutex);
+    if (status == SHOAL_OK)
+        *out = &driver;
+    return status;
+}
