@@ -27,6 +27,7 @@ static unsigned receiver_count = 2;
 static unsigned runs = 3;
 static const char *congestion_control;
 static const char *metadata_uri;
+static const char *protocol = "tcp";
 static bool is_unverified;
 
 /* CHECK follows a RAW or SHOAL of the receivers and ends it. */
@@ -46,7 +47,11 @@ struct report {
 static struct shoal_store *open_store(void)
 {
     struct shoal_store_config config = {
-        .struct_size = sizeof config, .metadata_uri = metadata_uri, .server_name = "127.0.0.1:0"};
+        .struct_size = sizeof config,
+        .metadata_uri = metadata_uri,
+        .server_name = "127.0.0.1:0",
+        .protocol = protocol,
+    };
     struct shoal_store *store;
     struct shoal_error error;
     bench_check(shoal_store_create(&config, NULL, &store, &error), &error, "create");
@@ -309,6 +314,7 @@ int main(int argc, char **argv)
         {"runs", BENCH_COUNT, &runs, 1, RUNS_MAX, "runs of each, in turns"},
         {"cc", BENCH_TEXT, &congestion_control, 0, 0, "congestion control of the raw sockets (reno, cubic, bbr)"},
         {"metadata", BENCH_TEXT, &metadata_uri, 0, 0, "metadata service (default: sqlite in a temporary folder)"},
+        {"protocol", BENCH_TEXT, &protocol, 0, 0, "of Shoal's nodes: tcp (default), auto, ucx"},
         {"no-verify", BENCH_FLAG, &is_unverified, 0, 0, "get_replica without digests, to see what they cost"},
         {0},
     };

@@ -42,8 +42,8 @@ static const struct protocol {
     const char *name;
     const char *transports[3];
 } protocols[] = {
-    {"auto", {"tcp"}},       {"tcp", {"tcp"}}, {"local", {"tcp", "local"}}, {"rdma", {"tcp", "rdma", "local"}},
-    {"ucx", {"tcp", "ucx"}},
+    {"auto", {"tcp", "local"}},         {"tcp", {"tcp"}},        {"local", {"tcp", "local"}},
+    {"rdma", {"tcp", "rdma", "local"}}, {"ucx", {"tcp", "ucx"}},
 };
 
 static bool is_text(const char *text)
@@ -256,7 +256,7 @@ static void unsupported_transport(const char *name, struct shoal_error *error)
         size_t used = strlen(list);
         snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", names[i]);
     }
-    if (strcmp(name, "rdma") == 0 || strcmp(name, "ucx") == 0 || strcmp(name, "local") == 0)
+    if (strcmp(name, "rdma") == 0 || strcmp(name, "ucx") == 0)
         error_set(error, SHOAL_UNSUPPORTED, 0, "transport '%s' is not built in (there is: %s)", name, list);
     else
         error_set(error, SHOAL_INVALID_ARGUMENT, 0, "unknown transport '%.64s' (there is: %s)", name, list);
@@ -293,6 +293,7 @@ enum shoal_status shoal_engine_install_transport(struct shoal_engine *engine, co
                                  .data_loop_count = engine->loop_count,
                                  .endpoint = engine->endpoint,
                                  .memory = engine->memory,
+                                 .shared = engine->shared,
                                  .connect_timeout_ms = engine->connect_timeout_ms,
                                  .progress_timeout_ms = engine->progress_timeout_ms,
                                  .upload_limit_bytes_per_s = engine->upload_limit_bytes_per_s,
@@ -383,6 +384,8 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_config *public_c
     }
     status = memory_table_create(&engine->memory, error);
     if (status == SHOAL_OK)
+        status = shared_table_create(&engine->shared, error);
+    if (status == SHOAL_OK)
         status = bind_endpoint(engine, &config, error);
     if (status == SHOAL_OK)
         place_loops(engine);
@@ -439,6 +442,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     while ((node = list_pop_front(&engine->peers)))
         free(container_of(node, struct engine_peer, node));
     memory_table_destroy(engine->memory);
+    shared_table_destroy(engine->shared);
     meta_close(engine->meta);
     cond_release(&engine->changed);
     mutex_release(&engine->mutex);

@@ -51,6 +51,7 @@ struct shoal_engine {
     unsigned loop_count;
     struct endpoint *endpoint;     /* owned */
     struct memory_table *memory;   /* owned */
+    struct shared_table *shared;   /* owned */
     struct membership *membership; /* owned */
     struct engine_counters counters;
 

@@ -12,6 +12,17 @@ enum shoal_status shoal_engine_register_memory(struct shoal_engine *engine, void
     return memory_register(engine->memory, addr, len_bytes, location, access, key_out, error);
 }
 
+enum shoal_status engine_memory_alloc(struct shoal_engine *engine, uint64_t len_bytes, bool has_huge_pages,
+                                      void **addr_out, struct shoal_error *error)
+{
+    return shared_alloc(engine->shared, len_bytes, has_huge_pages, addr_out, error);
+}
+
+void engine_memory_free(struct shoal_engine *engine, void *addr)
+{
+    shared_free(engine->shared, addr);
+}
+
 struct evict_call {
     struct shoal_engine *engine;
     struct memory_region *region;

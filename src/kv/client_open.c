@@ -48,22 +48,24 @@ static void close_direct(struct shoal_kv *kv)
 static enum shoal_status map_arena(void *arg, uint64_t len_bytes, void **memory_out, struct shoal_error *error)
 {
     struct shoal_kv *kv = arg;
-    void *memory = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     int node = engine_numa_node(kv->engine);
     char location[LOCATION_TEXT_BYTES] = "*";
     struct shoal_error why;
     enum shoal_status status;
+    void *memory;
 
-    if (memory == MAP_FAILED)
-        return error_set(error, SHOAL_NO_MEMORY, errno, "arena of %llu bytes: %s", (unsigned long long)len_bytes,
-                         strerror(errno));
+    status = engine_memory_alloc(kv->engine, len_bytes, false, &memory, error);
+    if (status) {
+        error_prefix(error, "arena");
+        return status;
+    }
     if (node >= 0 && numa_bind_memory(memory, len_bytes, (unsigned)node, &why) == SHOAL_OK)
         location_format(&(struct location){.kind = LOCATION_CPU, .index = (unsigned)node}, location);
     else if (node >= 0)
         LOG_WARN("arena: %s; memory comes from any", why.message);
     status = shoal_engine_register_memory(kv->engine, memory, len_bytes, location, LENT_ACCESS, NULL, error);
     if (status)
-        munmap(memory, len_bytes);
+        engine_memory_free(kv->engine, memory);
     else
         *memory_out = memory;
     return status;
@@ -74,7 +76,7 @@ static void unmap_arena(void *arg, void *memory, uint64_t len_bytes)
     struct shoal_kv *kv = arg;
 
     (void)shoal_engine_unregister_memory(kv->engine, memory, len_bytes, NULL);
-    munmap(memory, len_bytes);
+    engine_memory_free(kv->engine, memory);
 }
 
 static enum shoal_status alloc_direct(struct shoal_kv *kv, uint64_t len_bytes, void **memory_out,

@@ -14,6 +14,7 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "engine/engine.h"
 #include "tier/allocator.h"
 #include "tier/memory_limit.h"
 #include "tier/tier_ops.h"
@@ -90,6 +91,18 @@ static enum shoal_status map_memory(struct dram *dram, const struct tier_config 
     bool is_huge = false;
     int saved_errno;
 
+    if (dram->engine) {
+        enum shoal_status status =
+            engine_memory_alloc(dram->engine, dram->mapped_bytes, config->wants_huge_pages, &memory, error);
+
+        if (status != SHOAL_OK) {
+            error_prefix(error, "tier %u (DRAM)", index);
+            return status;
+        }
+        dram->memory = memory;
+        (void)madvise(memory, dram->mapped_bytes, MADV_DONTDUMP);
+        return prefer_numa_node(dram, index, config->numa_node, error);
+    }
     if (config->wants_huge_pages) {
         dram->mapped_bytes = (dram->mapped_bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         memory = mmap(NULL, dram->mapped_bytes, protection, flags | MAP_HUGETLB, -1, 0);
@@ -119,7 +132,9 @@ static void dram_destroy(struct tier *tier)
     if (tier->memory_key &&
         shoal_engine_unregister_memory(dram->engine, dram->memory, tier->capacity_bytes, &error) != SHOAL_OK)
         LOG_ERROR("DRAM tier: %s", error.message);
-    if (dram->memory)
+    if (dram->engine)
+        engine_memory_free(dram->engine, dram->memory);
+    else if (dram->memory)
         munmap(dram->memory, dram->mapped_bytes);
     allocator_destroy(dram->allocator);
     __atomic_fetch_sub(&all_mapped_bytes, tier->capacity_bytes, __ATOMIC_RELAXED);

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -35,6 +37,7 @@ struct handshake {
     int64_t deadline_ms;
     struct hello_reader reader;
     struct hello peer;
+    bool is_local;                /* came over the local socket */
     bool is_accepted, is_counted; /* is_counted: has a share of open_connections */
     size_t out_len, out_sent;     /* out_len > 0: the answer is on its way */
     uint8_t out[HELLO_MAX_BYTES];
@@ -113,8 +116,10 @@ static void handshake_finish(struct handshake *handshake)
     handler.fn(handler.arg, fd, &peer);
 }
 
-static enum hello_verdict judge(struct endpoint *endpoint, const struct hello *peer)
+static enum hello_verdict judge(struct endpoint *endpoint, const struct handshake *handshake)
 {
+    const struct hello *peer = &handshake->peer;
+
     if (peer->version != HELLO_VERSION || peer->proof_kind != 0)
         return HELLO_REFUSE_VERSION;
     if (strcmp(peer->cluster, endpoint->cluster) != 0)
@@ -122,7 +127,8 @@ static enum hello_verdict judge(struct endpoint *endpoint, const struct hello *p
     if (peer->wanted && peer->wanted != endpoint->instance)
         return HELLO_REFUSE_IDENTITY;
     if (peer->channel != HELLO_CHANNEL_PROBE &&
-        (peer->channel >= HELLO_CHANNEL_COUNT || !endpoint->handlers[peer->channel].fn))
+        (peer->channel >= HELLO_CHANNEL_COUNT || !endpoint->handlers[peer->channel].fn ||
+         handshake->is_local != (peer->channel == HELLO_CHANNEL_LOCAL)))
         return HELLO_REFUSE_CHANNEL;
     if (__atomic_load_n(&endpoint->open_connections, __ATOMIC_RELAXED) >= endpoint->max_connections)
         return HELLO_REFUSE_LIMIT;
@@ -153,7 +159,7 @@ static void handshake_write(struct handshake *handshake)
 static void handshake_answer(struct handshake *handshake)
 {
     struct endpoint *endpoint = handshake->endpoint;
-    enum hello_verdict verdict = judge(endpoint, &handshake->peer);
+    enum hello_verdict verdict = judge(endpoint, handshake);
     struct hello answer;
 
     endpoint_fill_hello(endpoint, &answer);
@@ -224,7 +230,7 @@ static void drop_late_handshakes(void *arg)
     arm_handshake_timer(endpoint);
 }
 
-static void handshake_begin(struct endpoint *endpoint, int fd)
+static void handshake_begin(struct endpoint *endpoint, int fd, bool is_local)
 {
     struct handshake *handshake;
     int one = 1;
@@ -241,7 +247,9 @@ static void handshake_begin(struct endpoint *endpoint, int fd)
         close(fd);
         return;
     }
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (!is_local)
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    handshake->is_local = is_local;
     handshake->endpoint = endpoint;
     handshake->fd = fd;
     handshake->deadline_ms = deadline_after_ms(endpoint->handshake_timeout_ms);
@@ -253,14 +261,14 @@ static void handshake_begin(struct endpoint *endpoint, int fd)
 }
 
 /* Out of descriptors: without this the pending connection would keep the listener readable for ever. */
-static void shed_connection(struct endpoint *endpoint)
+static void shed_connection(struct endpoint *endpoint, int listen_fd)
 {
     int fd;
 
     if (endpoint->spare_fd < 0)
         return;
     close(endpoint->spare_fd);
-    fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0)
         close(fd);
     endpoint->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -268,23 +276,106 @@ static void shed_connection(struct endpoint *endpoint)
     LOG_WARN("refused a connection: no file descriptor left (see ulimit -n)");
 }
 
-static void listener_io(void *arg, unsigned events)
+static void accept_some(struct endpoint *endpoint, int listen_fd)
 {
-    struct endpoint *endpoint = arg;
-
-    (void)events;
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
-        int fd = accept4(endpoint->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
         if (fd >= 0) {
-            handshake_begin(endpoint, fd);
+            handshake_begin(endpoint, fd, listen_fd == endpoint->local_fd);
         } else if (errno == EMFILE || errno == ENFILE) {
-            shed_connection(endpoint);
+            shed_connection(endpoint, listen_fd);
             return;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOMEM || errno == ENOBUFS) {
             return;
         }
     }
+}
+
+static void listener_io(void *arg, unsigned events)
+{
+    struct endpoint *endpoint = arg;
+
+    (void)events;
+    accept_some(endpoint, endpoint->listen_fd);
+}
+
+static void local_io(void *arg, unsigned events)
+{
+    struct endpoint *endpoint = arg;
+
+    (void)events;
+    accept_some(endpoint, endpoint->local_fd);
+}
+
+/* --- the local socket --- */
+
+socklen_t endpoint_local_address(uint64_t instance, struct sockaddr_un *addr_out)
+{
+    int len;
+
+    memset(addr_out, 0, sizeof *addr_out);
+    addr_out->sun_family = AF_UNIX;
+    len =
+        snprintf(addr_out->sun_path + 1, sizeof addr_out->sun_path - 1, "shoal-%016llx", (unsigned long long)instance);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+}
+
+struct local_call {
+    struct endpoint *endpoint;
+    enum shoal_status status;
+    struct shoal_error *error;
+};
+
+static void listen_local_on_loop(void *arg)
+{
+    struct local_call *call = arg;
+    struct endpoint *endpoint = call->endpoint;
+    struct sockaddr_un addr;
+    socklen_t len = endpoint_local_address(endpoint->instance, &addr);
+    int saved, fd;
+
+    if (endpoint->local_fd >= 0)
+        return;
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&addr, len) != 0 || listen(fd, LISTEN_BACKLOG) != 0) {
+        saved = errno;
+        call->status = error_set(call->error, fd < 0 ? SHOAL_LIMIT : SHOAL_ADDRESS, saved,
+                                 "cannot open a local socket: %s", strerror(saved));
+        goto close_fd;
+    }
+    call->status = loop_io_init(&endpoint->local_io, endpoint->loop, fd, local_io, endpoint, call->error);
+    if (call->status != SHOAL_OK)
+        goto close_fd;
+    endpoint->local_fd = fd;
+    loop_io_set(&endpoint->local_io, LOOP_READ);
+    return;
+
+close_fd:
+    if (fd >= 0)
+        close(fd);
+}
+
+enum shoal_status endpoint_listen_local(struct endpoint *endpoint, struct shoal_error *error)
+{
+    struct local_call call = {endpoint, SHOAL_OK, error};
+
+    loop_call(endpoint->loop, listen_local_on_loop, &call);
+    return call.status;
+}
+
+bool endpoint_has_local(uint64_t instance)
+{
+    struct sockaddr_un addr;
+    socklen_t len = endpoint_local_address(instance, &addr);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool is_there;
+
+    if (fd < 0)
+        return false;
+    is_there = connect(fd, (const struct sockaddr *)&addr, len) == 0 || errno == EAGAIN;
+    close(fd);
+    return is_there;
 }
 
 /* --- life --- */
@@ -344,6 +435,7 @@ enum shoal_status endpoint_create(const struct endpoint_config *config, struct e
     if (!endpoint)
         return error_no_memory(error);
     endpoint->loop = config->loop;
+    endpoint->local_fd = -1;
     endpoint->max_connections = config->max_connections ? config->max_connections : DEFAULT_MAX_CONNECTIONS;
     endpoint->max_handshakes = config->max_handshakes ? config->max_handshakes : DEFAULT_MAX_HANDSHAKES;
     endpoint->handshake_timeout_ms =
@@ -404,6 +496,7 @@ static void stop_on_loop(void *arg)
 
     endpoint->is_closing = true;
     loop_io_release(&endpoint->listen_io);
+    loop_io_release(&endpoint->local_io);
     LIST_FOR_EACH_SAFE (handshake, &endpoint->handshakes, struct handshake, node)
         handshake_free(handshake);
     loop_timer_release(&endpoint->handshake_timer);
@@ -423,6 +516,8 @@ void endpoint_destroy(struct endpoint *endpoint)
     loop_call(endpoint->loop, stop_on_loop, endpoint);
     loop_call(endpoint->loop, nothing, NULL); /* results of dials that were posted before have run now */
     close(endpoint->listen_fd);
+    if (endpoint->local_fd >= 0)
+        close(endpoint->local_fd);
     if (endpoint->spare_fd >= 0)
         close(endpoint->spare_fd);
     free(endpoint);

@@ -45,6 +45,9 @@ enum shoal_status endpoint_start(struct endpoint *endpoint, const char *server_n
 /* Takes over fd (non-blocking, TCP_NODELAY set), owned by the handler from now on; on the endpoint's loop thread. The
  * handler calls endpoint_released when it has closed it. */
 typedef void (*endpoint_accept_fn)(void *arg, int fd, const struct hello *peer);
+/* Any thread. Opens the local socket of this node, for HELLO_CHANNEL_LOCAL; it stays until the endpoint goes. LIMIT,
+ * ADDRESS. A second call does nothing. */
+enum shoal_status endpoint_listen_local(struct endpoint *endpoint, struct shoal_error *error);
 /* Any thread. fn NULL: removes; when it returns the handler is not running. Connections for a channel without handler
  * are refused with HELLO_REFUSE_CHANNEL. */
 void endpoint_set_handler(struct endpoint *endpoint, enum hello_channel channel, endpoint_accept_fn fn, void *arg);
@@ -61,6 +64,12 @@ struct endpoint_dial;
 enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, uint64_t wanted_instance,
                                 enum hello_channel channel, int64_t timeout_ms, endpoint_dial_fn fn, void *arg,
                                 struct endpoint_dial **dial_out, struct shoal_error *error);
+/* The same over the local socket of an instance, for HELLO_CHANNEL_LOCAL. */
+enum shoal_status endpoint_dial_local(struct endpoint *endpoint, uint64_t wanted_instance, int64_t timeout_ms,
+                                      endpoint_dial_fn fn, void *arg, struct endpoint_dial **dial_out,
+                                      struct shoal_error *error);
+/* Whether somebody listens at the local socket of an instance: it lives on this host, in this network namespace. */
+bool endpoint_has_local(uint64_t instance);
 /* fn runs soon with CANCELED (or with its result, if that was faster). Loop thread only. */
 void endpoint_dial_cancel(struct endpoint_dial *dial);
 

@@ -172,23 +172,19 @@ static enum shoal_status numeric_address(const char *address, struct sockaddr_st
     return SHOAL_OK;
 }
 
-enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, uint64_t wanted_instance,
-                                enum hello_channel channel, int64_t timeout_ms, endpoint_dial_fn fn, void *arg,
-                                struct endpoint_dial **dial_out, struct shoal_error *error)
+static enum shoal_status dial_at(struct endpoint *endpoint, const struct sockaddr *addr, socklen_t len,
+                                 const char *address, uint64_t wanted_instance, enum hello_channel channel,
+                                 int64_t timeout_ms, endpoint_dial_fn fn, void *arg, struct endpoint_dial **dial_out,
+                                 struct shoal_error *error)
 {
     struct endpoint_dial *dial;
-    struct sockaddr_storage addr;
     struct hello hello;
-    socklen_t len = 0;
     enum shoal_status status;
     int one = 1, saved;
 
     assert(loop_is_current(endpoint->loop));
     if (endpoint->is_closing)
         return error_set(error, SHOAL_CLOSED, 0, "endpoint is closed");
-    status = numeric_address(address, &addr, &len, error);
-    if (status != SHOAL_OK)
-        return status;
     dial = calloc(1, sizeof *dial);
     if (!dial)
         return error_no_memory(error);
@@ -206,14 +202,13 @@ enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, 
 
     list_push_back(&endpoint->dials, &dial->node);
     endpoint_count(&endpoint->counters.dials);
-    dial->fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    dial->fd = socket(addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (dial->fd < 0) {
         saved = errno;
         status = error_set(error, SHOAL_LIMIT, saved, "cannot open a socket: %s", strerror(saved));
         goto discard;
     }
-    status =
-        socket_bind_source(dial->fd, (const struct sockaddr *)&endpoint->bound, (const struct sockaddr *)&addr, error);
+    status = socket_bind_source(dial->fd, (const struct sockaddr *)&endpoint->bound, addr, error);
     if (status != SHOAL_OK)
         goto discard;
     status = loop_timer_init(&dial->timer, endpoint->loop, dial_late, dial, error);
@@ -222,8 +217,9 @@ enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, 
     status = loop_io_init(&dial->io, endpoint->loop, dial->fd, dial_io, dial, error);
     if (status != SHOAL_OK)
         goto discard;
-    setsockopt(dial->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(dial->fd, (const struct sockaddr *)&addr, len) != 0 && errno != EINPROGRESS) {
+    if (addr->sa_family != AF_UNIX)
+        setsockopt(dial->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (connect(dial->fd, addr, len) != 0 && errno != EINPROGRESS) {
         saved = errno;
         error_set(&dial->error, SHOAL_UNREACHABLE, saved, "cannot connect to %s: %s", address, strerror(saved));
         conclude(dial, SHOAL_UNREACHABLE);
@@ -244,6 +240,32 @@ discard:
         close(dial->fd);
     free(dial);
     return status;
+}
+
+enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, uint64_t wanted_instance,
+                                enum hello_channel channel, int64_t timeout_ms, endpoint_dial_fn fn, void *arg,
+                                struct endpoint_dial **dial_out, struct shoal_error *error)
+{
+    struct sockaddr_storage addr;
+    socklen_t len = 0;
+    enum shoal_status status = numeric_address(address, &addr, &len, error);
+
+    return status != SHOAL_OK ? status
+                              : dial_at(endpoint, (const struct sockaddr *)&addr, len, address, wanted_instance,
+                                        channel, timeout_ms, fn, arg, dial_out, error);
+}
+
+enum shoal_status endpoint_dial_local(struct endpoint *endpoint, uint64_t wanted_instance, int64_t timeout_ms,
+                                      endpoint_dial_fn fn, void *arg, struct endpoint_dial **dial_out,
+                                      struct shoal_error *error)
+{
+    char address[HOSTPORT_TEXT_BYTES];
+    struct sockaddr_un addr;
+    socklen_t len = endpoint_local_address(wanted_instance, &addr);
+
+    snprintf(address, sizeof address, "local socket of %016llx", (unsigned long long)wanted_instance);
+    return dial_at(endpoint, (const struct sockaddr *)&addr, len, address, wanted_instance, HELLO_CHANNEL_LOCAL,
+                   timeout_ms, fn, arg, dial_out, error);
 }
 
 void endpoint_dial_cancel(struct endpoint_dial *dial)

@@ -3,6 +3,8 @@
 #ifndef SHOAL_TRANSPORT_ENDPOINT_INTERNAL_H
 #define SHOAL_TRANSPORT_ENDPOINT_INTERNAL_H
 
+#include <sys/un.h>
+
 #include "base/hostport.h"
 #include "base/list.h"
 #include "transport/endpoint.h"
@@ -15,6 +17,7 @@ struct endpoint_handler {
 struct endpoint {
     struct loop *loop; /* borrowed */
     int listen_fd, spare_fd;
+    int local_fd; /* -1: none */
     uint16_t port;
     uint64_t instance;
     unsigned max_connections, max_handshakes;
@@ -25,7 +28,7 @@ struct endpoint {
     struct sockaddr_storage bound; /* address, for dials */
 
     /* loop thread */
-    struct loop_io listen_io;
+    struct loop_io listen_io, local_io;
     struct loop_timer handshake_timer; /* due when the oldest handshake is */
     struct list handshakes;            /* struct handshake, oldest first */
     struct list dials;                 /* struct endpoint_dial that have not finished */
@@ -38,6 +41,9 @@ struct endpoint {
 };
 
 void endpoint_count(uint64_t *counter);
+/* The name of an instance's local socket: abstract, so it is of one host and one network namespace, and of the rest of
+ * the file system nothing is needed. */
+socklen_t endpoint_local_address(uint64_t instance, struct sockaddr_un *addr_out);
 void endpoint_fill_hello(const struct endpoint *endpoint, struct hello *hello);
 void endpoint_cancel_dials(struct endpoint *endpoint);
 

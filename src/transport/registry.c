@@ -107,6 +107,7 @@ static void add_built_in(void)
     (void)add_locked(&transport_tcp_ops, NULL);
     (void)add_locked(&transport_rdma_ops, NULL);
     (void)add_locked(&transport_ucx_ops, NULL);
+    (void)add_locked(&transport_local_ops, NULL);
     pthread_mutex_unlock(&registry_mutex);
 }
 

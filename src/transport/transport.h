@@ -18,6 +18,7 @@
 #include "loop/loop.h"
 #include "transport/endpoint.h"
 #include "transport/memory.h"
+#include "transport/shared.h"
 
 enum transport_caps {
     TRANSPORT_CAP_READ = 1,
@@ -74,6 +75,7 @@ struct transport_env {
     unsigned data_loop_count;
     struct endpoint *endpoint;
     struct memory_table *memory; /* what peers may access */
+    struct shared_table *shared; /* memory that others on this host may be given as a file */
     int64_t connect_timeout_ms, progress_timeout_ms;
     uint64_t upload_limit_bytes_per_s, download_limit_bytes_per_s; /* of the node; 0: none */
     unsigned upload_slots;                                         /* 0: the transport's default */
@@ -149,6 +151,6 @@ const char *const *transport_names(void);
 /* For test doubles and later backends; the table must be static. INVALID_ARGUMENT: incomplete table. EXISTS. */
 enum shoal_status transport_register(const struct transport_ops *ops, struct shoal_error *error);
 
-extern const struct transport_ops transport_tcp_ops, transport_rdma_ops, transport_ucx_ops;
+extern const struct transport_ops transport_tcp_ops, transport_local_ops, transport_rdma_ops, transport_ucx_ops;
 
 #endif

@@ -20,6 +20,7 @@ enum hello_channel {
     HELLO_CHANNEL_DATA = 1,    /* transport: one-sided requests */
     HELLO_CHANNEL_CONTROL = 2, /* rpc */
     HELLO_CHANNEL_PROBE = 3,   /* nothing follows: asks who answers at an address */
+    HELLO_CHANNEL_LOCAL = 4,   /* transport: same host; over the local socket only, and nothing but PROBE else there */
     HELLO_CHANNEL_UCX = 5,     /* transport: what precedes bytes over UCX */
     HELLO_CHANNEL_COUNT,
 };

@@ -31,6 +31,7 @@ def summary(tree):
 class Resume(CliTest):
     def setUp(self):
         super().setUp()
+        self.env["SHOAL_PROTOCOL"] = "tcp"  # which can be paced
         entries = [{"path": "w", "type": "dir", "mode": 0o750}]
         arguments = []
         self.content = {b"w": (0o750, None)}

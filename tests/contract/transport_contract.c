@@ -36,8 +36,8 @@ static void pair_open(struct pair *pair, size_t len, unsigned access)
     pair->len = len;
     pair->target = engine_make(NULL);
     pair->own = engine_make(NULL);
-    pair->remote = memory_make(len);
-    pair->local = memory_make(len);
+    pair->remote = memory_make_for(pair->target, len);
+    pair->local = memory_make_for(pair->own, len);
     content_fill(pair->remote, len, 1, 0);
     assert_ok(shoal_engine_register_memory(pair->target, pair->remote, len, "cpu:0", access, &pair->key, &error),
               &error);
@@ -52,8 +52,8 @@ static void pair_close(struct pair *pair)
     shoal_segment_close(pair->segment);
     shoal_engine_destroy(pair->own);
     shoal_engine_destroy(pair->target);
-    memory_drop(pair->remote, pair->len);
-    memory_drop(pair->local, pair->len);
+    memory_drop_of(NULL, pair->remote, pair->len);
+    memory_drop_of(NULL, pair->local, pair->len);
 }
 
 /* The target's memory with its first content again. Its engine may still be sending from it for a request that was
@@ -77,6 +77,17 @@ static struct shoal_request request_of(const struct pair *pair, enum shoal_op op
                                   .local = pair->local + offset,
                                   .remote_addr = (uint64_t)(uintptr_t)pair->remote + offset,
                                   .len_bytes = len};
+}
+
+/* All of it went over the transport under test. */
+static void check_path(void *arg, const struct engine_peer_view *view)
+{
+    (void)arg;
+    assert_string_equal(view->transport, transport_name);
+    assert_string_equal(view->paths[0].transport, transport_name);
+    assert_null(view->paths[0].refusal);
+    for (unsigned i = 1; i < view->path_count; i++)
+        assert_int_equal(view->paths[i].requests, 0);
 }
 
 static void test_sizes(void **state)
@@ -111,6 +122,7 @@ static void test_sizes(void **state)
     assert_ok(transfer(pair.own, pair.segment, SHOAL_OP_WRITE, pair.local, pair.remote + 1, 0, 64 * MIB, &error),
               &error);
     assert_int_equal(content_find_difference(pair.remote + 1, 64 * MIB, 3, 0), -1);
+    assert_int_equal(engine_peers_visit(pair.own, check_path, NULL), SHOAL_OK);
     pair_close(&pair);
 }
 
@@ -367,7 +379,7 @@ static void *remove_memory(void *arg)
 
     remover->status = shoal_engine_unregister_memory(remover->engine, remover->memory, remover->len, &error);
     if (remover->status == SHOAL_OK)
-        memory_drop(remover->memory, remover->len); /* F9: at once */
+        memory_drop_of(remover->engine, remover->memory, remover->len); /* F9: at once */
     return NULL;
 }
 
@@ -409,7 +421,7 @@ static void test_unregister(void **state)
         shoal_segment_close(pair.segment);
         shoal_engine_destroy(pair.own);
         shoal_engine_destroy(pair.target);
-        memory_drop(is_target ? pair.local : pair.remote, pair.len);
+        memory_drop_of(NULL, is_target ? pair.local : pair.remote, pair.len);
     }
 }
 
@@ -577,8 +589,10 @@ static void test_several_loops(void **state)
     pair_open(&pair, (size_t)COUNT * SIZE, READ_WRITE);
     shoal_segment_close(pair.segment);
     shoal_engine_destroy(pair.own);
+    memory_drop_of(NULL, pair.local, pair.len);
     config.io_threads = 3;
     pair.own = engine_make(&config);
+    pair.local = memory_make_for(pair.own, pair.len);
     assert_ok(shoal_engine_register_memory(pair.own, pair.local, pair.len, NULL, 0, NULL, &error), &error);
     assert_ok(shoal_segment_open(pair.own, shoal_engine_server_name(pair.target), NULL, &pair.segment, &error), &error);
     for (unsigned round = 0; round < 6; round++) {
@@ -612,13 +626,14 @@ static void test_killed(void **state)
     struct shoal_transfer_status status;
     struct shoal_batch *batch;
     struct shoal_error error;
-    uint8_t *local = memory_make((size_t)COUNT * SIZE);
+    uint8_t *local;
 
     (void)state;
     if (!transport_is_remote)
         skip();
     child = child_start((size_t)COUNT * SIZE, 1, NULL);
     own = engine_make(NULL);
+    local = memory_make_for(own, (size_t)COUNT * SIZE);
     assert_ok(shoal_engine_register_memory(own, local, (size_t)COUNT * SIZE, NULL, 0, NULL, &error), &error);
     assert_ok(shoal_segment_open(own, child.name, NULL, &segment, &error), &error);
     assert_ok(transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error), &error);
@@ -629,7 +644,7 @@ static void test_killed(void **state)
                                              .local = local + i * SIZE,
                                              .remote_addr = (uint64_t)(uintptr_t)child.memory + i * SIZE,
                                              .len_bytes = SIZE};
-    assert_int_equal(kill(child.pid, SIGSTOP), 0);
+    child_pause(&child);
     assert_ok(shoal_batch_submit(batch, requests, COUNT, &error), &error);
     child_stop(&child);
     assert_status(SHOAL_UNREACHABLE, shoal_batch_wait(batch, PATIENCE_MS, &error), &error);
@@ -641,7 +656,7 @@ static void test_killed(void **state)
     assert_status(SHOAL_UNREACHABLE, transfer(own, segment, SHOAL_OP_WRITE, local, child.memory, 0, 1, &error), &error);
     shoal_segment_close(segment);
     shoal_engine_destroy(own);
-    memory_drop(local, (size_t)COUNT * SIZE);
+    memory_drop_of(NULL, local, (size_t)COUNT * SIZE);
 }
 
 static void test_stopped(void **state)
@@ -652,7 +667,7 @@ static void test_stopped(void **state)
     struct shoal_engine *own;
     struct shoal_segment *segment;
     struct shoal_error error;
-    uint8_t *local = memory_make(SIZE);
+    uint8_t *local;
 
     (void)state;
     if (!transport_is_remote)
@@ -661,10 +676,11 @@ static void test_stopped(void **state)
     config.progress_timeout_ms = 1500;
     config.connect_timeout_ms = 1500;
     own = engine_make(&config);
+    local = memory_make_for(own, SIZE);
     assert_ok(shoal_engine_register_memory(own, local, SIZE, NULL, 0, NULL, &error), &error);
     assert_ok(shoal_segment_open(own, child.name, NULL, &segment, &error), &error);
     assert_ok(transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error), &error);
-    assert_int_equal(kill(child.pid, SIGSTOP), 0);
+    child_pause(&child);
     assert_status(SHOAL_TIMED_OUT, transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error), &error);
     assert_status(SHOAL_TIMED_OUT, transfer(own, segment, SHOAL_OP_WRITE, local, child.memory, 0, SIZE, &error),
                   &error); /* now the handshake is not answered */
@@ -675,7 +691,7 @@ static void test_stopped(void **state)
     child_stop(&child);
     shoal_segment_close(segment);
     shoal_engine_destroy(own);
-    memory_drop(local, SIZE);
+    memory_drop_of(NULL, local, SIZE);
 }
 
 int main(int argc, char **argv)
@@ -700,6 +716,11 @@ int main(int argc, char **argv)
     if (strcmp(transport_name, "ucx-tcp") == 0 || strcmp(transport_name, "ucx-shm") == 0) {
         transport_args = strcmp(transport_name, "ucx-tcp") == 0 ? "tls=tcp" : "tls=posix,cma";
         transport_name = "ucx";
+    }
+    transport_is_shared = strcmp(transport_name, "local-shm") == 0;
+    if (transport_is_shared) {
+        transport_name = "local";
+        setenv("SHOAL_LOCAL_CMA", "0", 1);
     }
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);

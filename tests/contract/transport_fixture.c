@@ -14,10 +14,11 @@
 #include <unistd.h>
 
 #include "content.h"
+#include "engine/engine.h"
 #include "tmpdir.h"
 
 const char *transport_name = "tcp", *transport_args;
-bool transport_is_remote = true;
+bool transport_is_remote = true, transport_is_shared;
 
 static char *directory;
 static bool is_child; /* has no test to fail: exits instead */
@@ -61,6 +62,7 @@ struct shoal_engine_config fixture_config(void)
     return (struct shoal_engine_config){.struct_size = sizeof(struct shoal_engine_config),
                                         .metadata_uri = uri,
                                         .server_name = "127.0.0.1",
+                                        .protocol = "tcp", /* and in front of it what is under test */
                                         .progress_timeout_ms = 20000};
 }
 
@@ -82,6 +84,25 @@ uint8_t *memory_make(size_t len)
 
     assert_true(memory != MAP_FAILED);
     return memory;
+}
+
+uint8_t *memory_make_for(struct shoal_engine *engine, size_t len)
+{
+    struct shoal_error error;
+    void *memory = NULL;
+
+    if (!transport_is_shared)
+        return memory_make(len);
+    assert_ok(engine_memory_alloc(engine, len, false, &memory, &error), &error);
+    return memory;
+}
+
+void memory_drop_of(struct shoal_engine *engine, uint8_t *memory, size_t len)
+{
+    if (!transport_is_shared)
+        memory_drop(memory, len);
+    else if (engine)
+        engine_memory_free(engine, memory);
 }
 
 void memory_drop(uint8_t *memory, size_t len)
@@ -147,8 +168,9 @@ void fixture_run_child(int argc, char **argv)
     config.server_name = argv[CHILD_NAME];
     config.lease_ttl_ms = strtoll(argv[CHILD_LEASE], NULL, 10);
     len = strtoull(argv[CHILD_LEN], NULL, 10);
+    transport_is_shared = getenv("SHOAL_LOCAL_CMA") != NULL; /* inherited, and set for that only */
     engine = engine_make(&config);
-    hello.memory = memory_make(len);
+    hello.memory = memory_make_for(engine, len);
     content_fill(hello.memory, len, strtoull(argv[CHILD_SEED], NULL, 10), 0);
     assert_ok(shoal_engine_register_memory(engine, hello.memory, len, NULL,
                                            SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE, NULL, &error),
@@ -220,6 +242,15 @@ struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms)
     config.metadata_uri = metadata_uri;
     config.lease_ttl_ms = lease_ttl_ms;
     return start(&config, 4096, 1);
+}
+
+void child_pause(const struct child *child)
+{
+    int status = 0;
+
+    assert_int_equal(kill(child->pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(child->pid, &status, WUNTRACED), child->pid);
+    assert_true(WIFSTOPPED(status));
 }
 
 void child_stop(struct child *child)

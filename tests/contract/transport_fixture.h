@@ -17,9 +17,10 @@
 
 #define PATIENCE_MS 60000 /* for what must happen at last, however slow the machine */
 
-/* Set by main: the transport under test, its arguments, and whether it crosses processes. */
+/* Set by main: the transport under test, its arguments, whether it crosses processes, and whether it needs memory that
+ * can be shared. */
 extern const char *transport_name, *transport_args;
-extern bool transport_is_remote;
+extern bool transport_is_remote, transport_is_shared;
 
 #define assert_ok(expression, error) fixture_check(SHOAL_OK, (expression), (error), #expression, __FILE__, __LINE__)
 #define assert_status(expected, expression, error)                                                                     \
@@ -39,6 +40,10 @@ struct shoal_engine *engine_make(const struct shoal_engine_config *config); /* N
 uint8_t *memory_make(size_t len);
 void memory_drop(uint8_t *memory, size_t len);
 
+/* The same as the transport under test needs it. engine NULL: it was destroyed, and took shared memory with it. */
+uint8_t *memory_make_for(struct shoal_engine *engine, size_t len);
+void memory_drop_of(struct shoal_engine *engine, uint8_t *memory, size_t len);
+
 /* One request in a batch of its own, to its end. */
 enum shoal_status transfer(struct shoal_engine *engine, struct shoal_segment *segment, enum shoal_op op, void *local,
                            const void *remote, uint64_t key, uint64_t len, struct shoal_error *error);
@@ -57,7 +62,8 @@ void fixture_run_child(int argc, char **argv);
 struct child child_start(size_t len, uint64_t seed, const char *name);
 /* The same on another metadata service and with a short lease; its memory is one page. */
 struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms);
-void child_stop(struct child *child); /* kills; a second call does nothing */
+void child_pause(const struct child *child); /* SIGSTOP; it has stopped when this returns */
+void child_stop(struct child *child);        /* kills; a second call does nothing */
 
 #define wait_until(condition)                                                                                          \
     do {                                                                                                               \

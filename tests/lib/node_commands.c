@@ -232,7 +232,7 @@ static enum shoal_status run_create(struct command *command, json_t *reply, stru
         .upload_limit_bytes_per_s = command_number(command, "upload", 0),
         .download_limit_bytes_per_s = command_number(command, "download", 0),
         .upload_slots = (unsigned)command_number(command, "slots", 0),
-        .protocol = command_text(command, "protocol", NULL),
+        .protocol = command_text(command, "protocol", getenv("SHOAL_TEST_PROTOCOL")),
     };
     struct shoal_call call = call_of(command);
     struct shoal_store *store = NULL;

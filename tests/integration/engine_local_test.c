@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The local socket as a stranger meets it, byte by byte: what it refuses, and how it takes back what it granted. And an
+ * engine against a node that takes back what it granted. */
+#include "../contract/transport_fixture.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "content.h"
+#include "engine/engine.h"
+#include "wire/hello.h"
+#include "wire/local.h"
+
+#define LEN 65536u
+
+static struct shoal_engine *engine;
+static uint8_t *memory; /* of engine, readable and writable */
+static uint64_t probe = 0x5eed;
+
+static socklen_t address_of(uint64_t instance, struct sockaddr_un *addr)
+{
+    memset(addr, 0, sizeof *addr);
+    addr->sun_family = AF_UNIX;
+    snprintf(addr->sun_path + 1, sizeof addr->sun_path - 1, "shoal-%016llx", (unsigned long long)instance);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(addr->sun_path + 1));
+}
+
+static int local_setup(void **state)
+{
+    struct shoal_error error;
+
+    fixture_setup(state);
+    engine = engine_make(NULL);
+    memory = memory_make(LEN);
+    content_fill(memory, LEN, 1, 0);
+    assert_ok(shoal_engine_register_memory(engine, memory, LEN, NULL,
+                                           SHOAL_ACCESS_REMOTE_READ | SHOAL_ACCESS_REMOTE_WRITE, NULL, &error),
+              &error);
+    return 0;
+}
+
+static int local_teardown(void **state)
+{
+    shoal_engine_destroy(engine);
+    memory_drop(memory, LEN);
+    return fixture_teardown(state);
+}
+
+static int dial(void)
+{
+    struct sockaddr_un addr;
+    socklen_t len = address_of(engine_instance(engine), &addr);
+    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&addr, len), 0);
+    return fd;
+}
+
+static struct hello my_hello(enum hello_channel channel)
+{
+    return (struct hello){.version = HELLO_VERSION,
+                          .channel = (uint8_t)channel,
+                          .instance = 4711,
+                          .name = "stranger:1",
+                          .cluster = "default"};
+}
+
+static unsigned shake(int fd, const struct hello *hello)
+{
+    uint8_t frame[HELLO_MAX_BYTES];
+    struct hello answer;
+    size_t len = hello_encode(hello, frame);
+
+    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
+    assert_int_equal(recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL), HELLO_PREFIX_BYTES);
+    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
+    len -= HELLO_PREFIX_BYTES;
+    assert_int_equal(recv(fd, frame + HELLO_PREFIX_BYTES, len, MSG_WAITALL), len);
+    assert_int_equal(hello_decode(frame, len + HELLO_PREFIX_BYTES, &answer), SHOAL_OK);
+    return answer.verdict;
+}
+
+static void put(int fd, struct local_frame frame)
+{
+    uint8_t bytes[LOCAL_FRAME_BYTES];
+
+    local_encode(&frame, bytes);
+    assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
+}
+
+static struct local_frame take(int fd)
+{
+    uint8_t bytes[LOCAL_FRAME_BYTES];
+    struct local_frame frame;
+
+    assert_int_equal(recv(fd, bytes, sizeof bytes, MSG_WAITALL), sizeof bytes);
+    assert_int_equal(local_decode(bytes, &frame), SHOAL_OK);
+    return frame;
+}
+
+/* The socket is closed, and nothing comes before that. */
+static void expect_end(int fd)
+{
+    char byte;
+    ssize_t got = recv(fd, &byte, 1, 0);
+
+    assert_true(got == 0 || (got < 0 && errno == ECONNRESET));
+    close(fd);
+}
+
+/* A member of the cluster, ready for requests. */
+static int join(void)
+{
+    struct hello hello = my_hello(HELLO_CHANNEL_LOCAL);
+    struct local_frame frame;
+    int fd = dial();
+
+    assert_int_equal(shake(fd, &hello), HELLO_ACCEPT);
+    frame = take(fd);
+    assert_int_equal(frame.type, LOCAL_HELLO);
+    assert_int_equal(frame.id, LOCAL_VERSION);
+    put(fd, (struct local_frame){
+                .type = LOCAL_HELLO, .id = LOCAL_VERSION, .addr = (uint64_t)(uintptr_t)&probe, .key = probe});
+    frame = take(fd);
+    assert_int_equal(frame.type, LOCAL_READY);
+    assert_true(frame.flags & LOCAL_FLAG_CAN_READ);
+    put(fd, (struct local_frame){.type = LOCAL_READY, .flags = LOCAL_FLAG_CAN_READ});
+    return fd;
+}
+
+static uint64_t metric(struct shoal_engine *of, const char *name)
+{
+    unsigned long long value = 0;
+    struct buf out;
+    char *found;
+
+    buf_init(&out, 1u << 20);
+    assert_true(engine_metrics(of, &out));
+    found = strstr((char *)out.data, name);
+    assert_non_null(found);
+    assert_int_equal(sscanf(found + strlen(name), " %llu", &value), 1);
+    buf_release(&out);
+    return value;
+}
+
+static void test_strangers(void **state)
+{
+    struct hello hello = my_hello(HELLO_CHANNEL_LOCAL);
+    struct local_frame read = {.type = LOCAL_READ, .id = 256, .addr = (uint64_t)(uintptr_t)memory, .len = 10};
+    uint8_t bytes[LOCAL_FRAME_BYTES];
+    int fd = dial();
+
+    (void)state;
+    local_encode(&read, bytes); /* without a handshake */
+    assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
+    expect_end(fd);
+
+    snprintf(hello.cluster, sizeof hello.cluster, "another");
+    fd = dial();
+    assert_int_equal(shake(fd, &hello), HELLO_REFUSE_CLUSTER);
+    expect_end(fd);
+
+    hello = my_hello(HELLO_CHANNEL_LOCAL);
+    hello.wanted = 4712;
+    fd = dial();
+    assert_int_equal(shake(fd, &hello), HELLO_REFUSE_IDENTITY);
+    expect_end(fd);
+
+    /* Each socket has its channels. */
+    hello = my_hello(HELLO_CHANNEL_DATA);
+    fd = dial();
+    assert_int_equal(shake(fd, &hello), HELLO_REFUSE_CHANNEL);
+    expect_end(fd);
+
+    /* A request before it was said who is there. */
+    hello = my_hello(HELLO_CHANNEL_LOCAL);
+    fd = dial();
+    assert_int_equal(shake(fd, &hello), HELLO_ACCEPT);
+    assert_int_equal(take(fd).type, LOCAL_HELLO);
+    put(fd, read);
+    expect_end(fd);
+    assert_int_equal(metric(engine, "\nshoal_transport_local_protocol_errors_total"), 1);
+}
+
+static void expect_refusal(int fd, struct local_frame frame, const char *text)
+{
+    struct local_frame answer;
+
+    put(fd, frame);
+    answer = take(fd);
+    assert_int_equal(answer.type, LOCAL_REFUSE);
+    assert_int_equal(answer.code, LOCAL_CODE_INVALID);
+    assert_int_equal(answer.id, frame.id);
+    assert_non_null(strstr(answer.text, text));
+}
+
+static void test_permissions(void **state)
+{
+    uint8_t *secret = memory_make(4096), *readable = memory_make(4096);
+    uint64_t addr = (uint64_t)(uintptr_t)memory;
+    struct shoal_error error;
+    int fd = join();
+
+    (void)state;
+    assert_ok(shoal_engine_register_memory(engine, readable, 4096, NULL, SHOAL_ACCESS_REMOTE_READ, NULL, &error),
+              &error);
+    expect_refusal(fd,
+                   (struct local_frame){.type = LOCAL_READ, .id = 256, .addr = (uint64_t)(uintptr_t)secret, .len = 1},
+                   "not inside registered memory");
+    expect_refusal(fd, (struct local_frame){.type = LOCAL_READ, .id = 257, .addr = addr + LEN - 1, .len = 2},
+                   "not inside registered memory");
+    expect_refusal(fd, (struct local_frame){.type = LOCAL_READ, .id = 258, .addr = addr, .len = 1, .key = 12345},
+                   "key does not belong");
+    expect_refusal(fd,
+                   (struct local_frame){.type = LOCAL_WRITE,
+                                        .id = 259,
+                                        .addr = (uint64_t)(uintptr_t)readable,
+                                        .len = 1,
+                                        .from = (uint64_t)(uintptr_t)&probe},
+                   "not writable");
+    assert_int_equal(metric(engine, "\nshoal_transport_local_serve_refusals_total"), 4);
+    /* The slots are free again; one that is taken is not given twice. */
+    put(fd, (struct local_frame){.type = LOCAL_READ, .id = 512, .addr = addr, .len = 8});
+    assert_int_equal(take(fd).type, LOCAL_GRANT);
+    put(fd, (struct local_frame){.type = LOCAL_READ, .id = 768, .addr = addr, .len = 8});
+    expect_end(fd);
+    memory_drop(secret, 4096);
+    assert_ok(shoal_engine_unregister_memory(engine, readable, 4096, &error), &error);
+    memory_drop(readable, 4096);
+}
+
+static void test_nonsense(void **state)
+{
+    static const struct local_frame frames[] = {
+        {.type = LOCAL_GRANT, .id = 256},   {.type = LOCAL_DONE, .id = 256},
+        {.type = LOCAL_RELEASE, .id = 256}, {.type = LOCAL_SHARE, .id = 1, .len = 4096},
+        {.type = LOCAL_HELLO, .id = 1},     {.type = LOCAL_READY},
+        {.type = LOCAL_READ, .len = 1},     {.type = LOCAL_PROGRESS, .id = 256},
+    };
+    uint8_t garbage[LOCAL_FRAME_BYTES];
+    int fd;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof frames / sizeof frames[0]; i++) {
+        fd = join();
+        put(fd, frames[i]);
+        expect_end(fd);
+    }
+    memset(garbage, 0xff, sizeof garbage);
+    fd = join();
+    assert_int_equal(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL), sizeof garbage);
+    expect_end(fd);
+    fd = join(); /* half a frame, and gone */
+    assert_int_equal(send(fd, garbage, 5, MSG_NOSIGNAL), 5);
+    close(fd);
+    wait_until(metric(engine, "\nshoal_transport_local_connections{side=\"server\"}") == 0);
+    assert_int_equal(metric(engine, "\nshoal_transport_local_protocol_errors_total"), 9);
+}
+
+/* F9: a peer that does not give back what it was granted. */
+static void test_taken_back(void **state)
+{
+    struct local_frame frame = {.type = LOCAL_READ, .id = 256, .addr = (uint64_t)(uintptr_t)memory, .len = LEN};
+    struct shoal_error error;
+    int fd = join();
+
+    (void)state;
+    put(fd, frame);
+    assert_int_equal(take(fd).type, LOCAL_GRANT);
+    assert_ok(shoal_engine_unregister_memory(engine, memory, LEN, &error), &error); /* and it returns */
+    frame = take(fd);
+    assert_int_equal(frame.type, LOCAL_REVOKE);
+    assert_int_equal(frame.id, 256);
+    expect_end(fd);
+    assert_int_equal(metric(engine, "\nshoal_transport_local_revocations_total"), 1);
+    assert_int_equal(metric(engine, "\nshoal_transport_local_evictions_total"), 1);
+
+    /* One that gives it back when it is told keeps its connection. */
+    assert_ok(shoal_engine_register_memory(engine, memory, LEN, NULL, SHOAL_ACCESS_REMOTE_READ, NULL, &error), &error);
+    fd = join();
+    put(fd, (struct local_frame){.type = LOCAL_READ, .id = 256, .addr = (uint64_t)(uintptr_t)memory, .len = LEN});
+    assert_int_equal(take(fd).type, LOCAL_GRANT);
+    put(fd, (struct local_frame){.type = LOCAL_RELEASE, .id = 256});
+    assert_ok(shoal_engine_unregister_memory(engine, memory, LEN, &error), &error);
+    expect_refusal(fd,
+                   (struct local_frame){.type = LOCAL_READ, .id = 512, .addr = (uint64_t)(uintptr_t)memory, .len = LEN},
+                   "not inside registered memory");
+    close(fd);
+}
+
+/* --- a node that takes back what it granted --- */
+
+static int listen_as(uint64_t instance)
+{
+    struct sockaddr_un addr;
+    socklen_t len = address_of(instance, &addr);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&addr, len), 0);
+    assert_int_equal(listen(fd, 4), 0);
+    return fd;
+}
+
+static int accept_peer(int listener, uint64_t instance)
+{
+    struct hello answer = my_hello(HELLO_CHANNEL_LOCAL);
+    uint8_t frame[HELLO_MAX_BYTES];
+    size_t len;
+    int fd;
+
+    for (;;) { /* the first connection only looks whether somebody is there */
+        fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        assert_true(fd >= 0);
+        if (recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL) == HELLO_PREFIX_BYTES)
+            break;
+        close(fd);
+    }
+    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
+    len -= HELLO_PREFIX_BYTES;
+    assert_int_equal(recv(fd, frame + HELLO_PREFIX_BYTES, len, MSG_WAITALL), len);
+    answer.instance = instance;
+    len = hello_encode(&answer, frame);
+    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
+    put(fd, (struct local_frame){
+                .type = LOCAL_HELLO, .id = LOCAL_VERSION, .addr = (uint64_t)(uintptr_t)&probe, .key = probe});
+    assert_int_equal(take(fd).type, LOCAL_HELLO);
+    assert_int_equal(take(fd).type, LOCAL_READY);
+    put(fd, (struct local_frame){.type = LOCAL_READY, .flags = LOCAL_FLAG_CAN_READ});
+    return fd;
+}
+
+/* In a process of its own: reads once, and exits with what became of it. */
+static pid_t start_reader(int listener, const uint8_t *remote, uint64_t instance)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        struct shoal_error error;
+        struct shoal_segment *segment;
+        uint8_t *local = memory_make(LEN);
+        struct shoal_engine *own = engine_make(NULL);
+        enum shoal_status status;
+
+        close(listener);
+        if (shoal_engine_register_memory(own, local, LEN, NULL, 0, NULL, &error) != SHOAL_OK ||
+            engine_segment_create(own, "stranger:1", "127.0.0.1:1", instance, &segment, &error) != SHOAL_OK)
+            _exit(99);
+        status = transfer(own, segment, SHOAL_OP_READ, local, remote, 0, LEN, &error);
+        if (status != SHOAL_UNREACHABLE)
+            (void)fprintf(stderr, "%s\n", status == SHOAL_OK ? "it was taken" : error.message);
+        _exit(-(int)status);
+    }
+    assert_true(pid > 0);
+    return pid;
+}
+
+/* The bytes that a reader copies after its grant is void may be anything: it must not take them for what it asked for.
+ * The reader is stopped while that happens, so that it cannot copy earlier. */
+static void test_void_grant(void **state)
+{
+    uint64_t instance = 0x700000000000000 + (uint64_t)getpid();
+    int listener = listen_as(instance), result = 0, fd;
+    uint8_t *remote = memory_make(LEN);
+    struct local_frame frame;
+    pid_t pid;
+
+    (void)state;
+    pid = start_reader(listener, remote, instance);
+    fd = accept_peer(listener, instance);
+    frame = take(fd);
+    assert_int_equal(frame.type, LOCAL_READ);
+    assert_int_equal(frame.addr, (uint64_t)(uintptr_t)remote);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(pid, &result, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(result));
+    put(fd, (struct local_frame){.type = LOCAL_GRANT, .id = frame.id});
+    close(fd);
+    close(listener); /* there is no second try */
+    memset(remote, 0xbd, LEN);
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    assert_int_equal(waitpid(pid, &result, 0), pid);
+    assert_true(WIFEXITED(result));
+    assert_int_equal(-WEXITSTATUS(result), SHOAL_UNREACHABLE);
+    memory_drop(remote, LEN);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_void_grant, fixture_setup,
+                                        fixture_teardown), /* before there are threads */
+#define CASE(fn) cmocka_unit_test_setup_teardown(fn, local_setup, local_teardown)
+        CASE(test_strangers),
+        CASE(test_permissions),
+        CASE(test_nonsense),
+        CASE(test_taken_back),
+    };
+
+    transport_name = "local";
+    return cmocka_run_group_tests_name("local socket", tests, NULL, NULL);
+}
