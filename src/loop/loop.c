@@ -12,8 +12,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/spin.h"
 #include "base/thread.h"
 
 struct loop {
@@ -22,6 +24,11 @@ struct loop {
     int wake_fd;
     pthread_t thread;
     char name[16];
+    /* loop thread: see look_for_more */
+    struct spin spin;
+    bool expects_more;
+    uint64_t events_seen;
+    int64_t sleeping_since_ns; /* 0: of no interest */
 
     struct mutex mutex; /* RANK_LOOP: guards the rest */
     struct list tasks;
@@ -56,6 +63,7 @@ static void run_tasks(evutil_socket_t fd, short events, void *arg)
 
     (void)got;
     (void)events;
+    loop->events_seen++;
     /* One batch per wake-up: tasks that post tasks do not starve the descriptors. */
     list_init(&tasks);
     mutex_lock(&loop->mutex);
@@ -75,11 +83,49 @@ static void run_tasks(evutil_socket_t fd, short events, void *arg)
     }
 }
 
+/* After an answer the next question is often there before this thread would sleep. */
+static void look_for_more(struct loop *loop)
+{
+    uint64_t seen = loop->events_seen;
+
+    while (!event_base_got_break(loop->base) && loop->expects_more && spin_begin(&loop->spin)) {
+        loop->expects_more = false;
+        do {
+            event_base_loop(loop->base, EVLOOP_NONBLOCK | EVLOOP_NO_EXIT_ON_EMPTY);
+        } while (seen == loop->events_seen && spin_again(&loop->spin));
+        spin_end(&loop->spin, seen != loop->events_seen);
+        seen = loop->events_seen;
+    }
+    if (loop->expects_more)
+        loop->sleeping_since_ns = clock_now_ns();
+    loop->expects_more = false;
+}
+
 static void *thread_main(void *arg)
 {
     struct loop *loop = arg;
-    event_base_loop(loop->base, EVLOOP_NO_EXIT_ON_EMPTY);
+
+    do {
+        event_base_loop(loop->base, EVLOOP_ONCE | EVLOOP_NO_EXIT_ON_EMPTY);
+        if (loop->expects_more)
+            look_for_more(loop);
+    } while (!event_base_got_break(loop->base));
     return NULL;
+}
+
+void loop_expect_more(struct loop *loop)
+{
+    assert(loop_is_current(loop));
+    loop->expects_more = true;
+}
+
+static void note_event(struct loop *loop)
+{
+    loop->events_seen++;
+    if (loop->sleeping_since_ns) {
+        spin_slept(&loop->spin, clock_now_ns() - loop->sleeping_since_ns);
+        loop->sleeping_since_ns = 0;
+    }
 }
 
 enum shoal_status loop_create(const char *name, struct loop **loop_out, struct shoal_error *error)
@@ -217,6 +263,7 @@ static void timer_fired(evutil_socket_t fd, short events, void *arg)
 
     (void)fd;
     (void)events;
+    timer->loop->events_seen++;
     timer->fn(timer->arg);
 }
 
@@ -268,6 +315,7 @@ static void io_fired(evutil_socket_t fd, short events, void *arg)
     struct loop_io *io = arg;
 
     (void)fd;
+    note_event(io->loop);
     io->fn(io->arg, (events & EV_READ ? LOOP_READ : 0u) | (events & EV_WRITE ? LOOP_WRITE : 0u));
 }
 

@@ -25,6 +25,10 @@ bool loop_is_current(const struct loop *loop);
 /* For libevent users (evhttp). Loop thread only. */
 struct event_base *loop_base(struct loop *loop);
 
+/* Something has been answered, and whoever asked may ask again at once: the thread looks for it a little before it
+ * sleeps, if that has paid lately (base/spin.h). Loop thread only. */
+void loop_expect_more(struct loop *loop);
+
 /* A task is embedded in its owner, so posting allocates nothing and cannot fail. It must not be posted again before it
  * ran. Tasks run in order of posting; one wake-up serves many. */
 struct loop_task {

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
+#include "base/spin.h"
 #include "rpc/byte_channel.h"
 
 #define SOCKET_TIMEOUT_MAX_MS (1 << 20)
@@ -22,6 +23,7 @@
 struct byte_channel {
     int fd;                                   /* owned */
     int64_t send_timeout_ms, recv_timeout_ms; /* as the socket has them now; 0: none */
+    struct spin spin;
 };
 
 /* Each slice is half of what is left or more, so a late answer costs a few wake-ups and the socket keeps its timeout
@@ -203,12 +205,33 @@ static enum shoal_status tcp_send(struct byte_channel *channel, struct iovec *pa
     return SHOAL_OK;
 }
 
+/* false: nothing has come so far, or an error that a blocking receive will meet, too. */
+static bool look(struct byte_channel *channel, struct msghdr *message, size_t *received_out)
+{
+    ssize_t got;
+
+    if (!spin_begin(&channel->spin))
+        return false;
+    do {
+        got = recvmsg(channel->fd, message, MSG_DONTWAIT);
+    } while (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && spin_again(&channel->spin));
+    spin_end(&channel->spin, got > 0);
+    if (got > 0)
+        *received_out = (size_t)got;
+    return got > 0;
+}
+
 static enum shoal_status tcp_receive(struct byte_channel *channel, struct iovec *parts, int count, size_t *received_out,
                                      int64_t deadline_ms, struct shoal_error *error)
 {
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
     bool has_expired = false;
+    int64_t began_ns = 0;
 
+    if (look(channel, &message, received_out))
+        return SHOAL_OK;
+    if (spin_limit_us())
+        began_ns = clock_now_ns();
     for (;;) {
         enum shoal_status status =
             bound_wait(channel, SO_RCVTIMEO, &channel->recv_timeout_ms, deadline_ms, has_expired, error);
@@ -220,6 +243,8 @@ static enum shoal_status tcp_receive(struct byte_channel *channel, struct iovec 
         got = recvmsg(channel->fd, &message, 0);
         saved = errno;
         if (got > 0) {
+            if (began_ns)
+                spin_slept(&channel->spin, clock_now_ns() - began_ns);
             *received_out = (size_t)got;
             return SHOAL_OK;
         }

@@ -127,6 +127,7 @@ static void reply(struct rpc_request *request, enum shoal_status status, const v
     frame.status = status;
     frame.body_len = (uint32_t)(body_len + tail_len);
     connection->rpc->counters.replies++;
+    loop_expect_more(connection->rpc->loop);
     /* A peer that takes no answers loses them; its calls end by their deadlines, the stream by TCP_USER_TIMEOUT. */
     if (rpc_stream_send_parts(&connection->stream, &frame, body, body_len, tail) == SHOAL_LIMIT)
         LOG_WARN("%s does not read its answers: one was dropped", connection->peer);
