@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SPIN_DEFAULT_US 50
+#define SPIN_DEFAULT_US 200
 #define SPIN_MAX_US 1000
 
 /* One for what is waited for (a connection, a loop); used by one thread at a time. All zero is a fresh one. */

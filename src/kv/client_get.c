@@ -298,7 +298,7 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
         }
     }
     if (count == 1)
-        reads->status = peer_read(set->kv->peers, &address, reads, &call, &error);
+        reads->status = peer_read_shared(set->kv->peers, &address, reads, &call, &error);
     else
         (void)peer_read_batch(set->kv->peers, &address, reads, count, &call, &error);
     for (size_t i = 0; i < count; i++)

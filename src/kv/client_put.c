@@ -93,7 +93,7 @@ static enum shoal_status write_to(struct placing *placing, const struct session_
         if (status == SHOAL_UNREACHABLE)
             return status;
     } else {
-        status = peer_write(kv->peers, &address, &write, placing->call, error);
+        status = peer_write_shared(kv->peers, &address, &write, placing->call, error);
         object_id = write.object_id_out;
     }
     if (status == SHOAL_OK && !placing->object_id)

@@ -24,6 +24,11 @@ enum shoal_status peers_create(const struct peers_config *config, struct peers *
     peers = calloc(1, sizeof *peers);
     if (!peers)
         return error_no_memory(error);
+    peers->combiner = combiner_create(PEER_BATCH_REQUEST_BYTES);
+    if (!peers->combiner) {
+        free(peers);
+        return error_no_memory(error);
+    }
     peers->engine = config->engine;
     peers->channels = config->channels;
     peers->inline_max_bytes = config->inline_max_bytes ? config->inline_max_bytes : DEFAULT_INLINE_MAX_BYTES;
@@ -41,6 +46,7 @@ void peers_destroy(struct peers *peers)
     if (!peers)
         return;
     peer_links_release(peers);
+    combiner_destroy(peers->combiner);
     mutex_release(&peers->mutex);
     free(peers);
 }

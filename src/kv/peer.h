@@ -55,6 +55,10 @@ enum shoal_status peer_read(struct peers *peers, const struct peer_address *owne
 enum shoal_status peer_read_batch(struct peers *peers, const struct peer_address *owner, struct peer_read *reads,
                                   size_t count, const struct call *call, struct shoal_error *error);
 
+/* The same for one value that is one of many: small ones of other threads to the same owner may travel with it. */
+enum shoal_status peer_read_shared(struct peers *peers, const struct peer_address *owner, struct peer_read *read,
+                                   const struct call *call, struct shoal_error *error);
+
 struct peer_write {
     const char *key;
     const void *data;
@@ -69,6 +73,9 @@ enum shoal_status peer_write(struct peers *peers, const struct peer_address *own
                              const struct call *call, struct shoal_error *error);
 enum shoal_status peer_write_batch(struct peers *peers, const struct peer_address *owner, struct peer_write *writes,
                                    size_t count, const struct call *call, struct shoal_error *error);
+/* As peer_write; see peer_read_shared. */
+enum shoal_status peer_write_shared(struct peers *peers, const struct peer_address *owner, struct peer_write *write,
+                                    const struct call *call, struct shoal_error *error);
 /* statuses_out: count of them. */
 enum shoal_status peer_delete(struct peers *peers, const struct peer_address *owner, const char *const *keys,
                               const uint64_t *object_ids, size_t count, const struct call *call,

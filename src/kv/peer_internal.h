@@ -11,6 +11,7 @@
 #include "base/map.h"
 #include "base/mutex.h"
 #include "engine/engine.h"
+#include "kv/combiner.h"
 #include "kv/peer.h"
 #include "kv/service.h"
 #include "wire/kv.pb-c.h"
@@ -27,6 +28,7 @@ enum peer_way { PEER_WAY_TOLD = 0, PEER_WAY_INLINE = 1, PEER_WAY_WRITTEN = 2, PE
 struct peers {
     struct shoal_engine *engine;   /* borrowed */
     struct rpc_channels *channels; /* borrowed */
+    struct combiner *combiner;     /* owned */
     uint32_t inline_max_bytes;
     int64_t call_timeout_ms;
 

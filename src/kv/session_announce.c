@@ -198,6 +198,7 @@ static enum shoal_status send_batch(struct announce_batch *batch)
     shoal__wire__master_announce_request__pack(&request, body);
     status =
         rpc_call(session->announcer, MASTER_METHOD_ANNOUNCE, body, len, SESSION_BATCH_TIMEOUT_MS, on_answer, batch);
+    loop_expect_more(session->loop);
 
 out:
     free(body);

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kv/combiner.h"
+
+#include <stdlib.h>
+
+#define LANES 64      /* power of two */
+#define FLIGHTS_MAX 2 /* of one lane at a time: one is answered while the other one is being made */
+
+enum item_state {
+    ITEM_WAITS = 1,
+    ITEM_LEADS = 2,   /* its thread carries out the next ones */
+    ITEM_TRAVELS = 3, /* another thread carries it out */
+    ITEM_DONE = 4,
+};
+
+struct lane {
+    struct mutex mutex;  /* RANK_KV: guards what follows; run is called without it */
+    struct list waiting; /* struct combiner_item */
+    unsigned flights;
+};
+
+struct combiner {
+    size_t max_bytes;
+    struct lane lanes[LANES];
+};
+
+struct combiner *combiner_create(size_t max_bytes)
+{
+    struct combiner *combiner = calloc(1, sizeof *combiner);
+
+    if (!combiner)
+        return NULL;
+    combiner->max_bytes = max_bytes;
+    for (size_t i = 0; i < LANES; i++) {
+        mutex_init(&combiner->lanes[i].mutex, RANK_KV);
+        list_init(&combiner->lanes[i].waiting);
+    }
+    return combiner;
+}
+
+void combiner_destroy(struct combiner *combiner)
+{
+    if (!combiner)
+        return;
+    for (size_t i = 0; i < LANES; i++)
+        mutex_release(&combiner->lanes[i].mutex);
+    free(combiner);
+}
+
+/* Instances are random numbers. */
+static struct lane *lane_of(struct combiner *combiner, const struct combiner_item *item)
+{
+    return &combiner->lanes[(item->target ^ item->target >> 32 ^ item->kind) & (LANES - 1)];
+}
+
+/* With the lane's mutex: those that go with the first one. */
+static size_t collect(const struct combiner *combiner, struct lane *lane, struct combiner_item *first,
+                      struct combiner_item *items[COMBINER_ITEMS_MAX])
+{
+    size_t count = 0, bytes = first->len_bytes;
+
+    items[count++] = first;
+    LIST_FOR_EACH_SAFE (item, &lane->waiting, struct combiner_item, node) {
+        if (count == COMBINER_ITEMS_MAX)
+            break;
+        if (item->target != first->target || item->kind != first->kind || bytes + item->len_bytes > combiner->max_bytes)
+            continue;
+        list_remove(&item->node);
+        item->state = ITEM_TRAVELS;
+        bytes += item->len_bytes;
+        items[count++] = item;
+    }
+    return count;
+}
+
+/* With the lane's mutex: the next one takes the flight over. */
+static void hand_over(struct lane *lane)
+{
+    struct list_node *node = list_pop_front(&lane->waiting);
+    struct combiner_item *next;
+
+    if (!node) {
+        lane->flights--;
+        return;
+    }
+    next = container_of(node, struct combiner_item, node);
+    next->state = ITEM_LEADS;
+    cond_signal(&next->changed);
+}
+
+/* With the lane's mutex. */
+static void wait_for_turn(struct lane *lane, struct combiner_item *item)
+{
+    item->state = ITEM_WAITS;
+    list_push_back(&lane->waiting, &item->node);
+    while (item->state == ITEM_WAITS && cond_wait_until(&item->changed, &lane->mutex, item->deadline_ms))
+        ;
+    while (item->state == ITEM_TRAVELS) /* as long as run takes */
+        cond_wait(&item->changed, &lane->mutex);
+    if (item->state == ITEM_WAITS)
+        list_remove(&item->node);
+}
+
+static void lead(struct combiner *combiner, struct lane *lane, struct combiner_item *item, combiner_run_fn run,
+                 void *arg)
+{
+    struct combiner_item *items[COMBINER_ITEMS_MAX];
+    size_t count = collect(combiner, lane, item, items);
+
+    mutex_unlock(&lane->mutex);
+    run(arg, items, count);
+    mutex_lock(&lane->mutex);
+    hand_over(lane);
+    for (size_t i = 1; i < count; i++) {
+        items[i]->state = ITEM_DONE;
+        cond_signal(&items[i]->changed);
+    }
+}
+
+enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *item, combiner_run_fn run, void *arg)
+{
+    struct lane *lane = lane_of(combiner, item);
+    enum shoal_status status = SHOAL_OK;
+
+    mutex_lock(&lane->mutex);
+    if (lane->flights < FLIGHTS_MAX && list_is_empty(&lane->waiting)) {
+        lane->flights++;
+        lead(combiner, lane, item, run, arg);
+    } else {
+        cond_init(&item->changed);
+        wait_for_turn(lane, item);
+        if (item->state == ITEM_LEADS)
+            lead(combiner, lane, item, run, arg);
+        else if (item->state == ITEM_WAITS)
+            status = SHOAL_TIMED_OUT;
+        cond_release(&item->changed);
+    }
+    mutex_unlock(&lane->mutex);
+    return status;
+}

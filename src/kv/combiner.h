@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small requests of many threads to one owner travel together: while some are on their way, those that come meanwhile
+ * wait, and go as one request when an answer is back. Nobody waits for others to come, so a single thread loses
+ * nothing, and many threads save most of their system calls and wake-ups (group commit, as databases do it for their
+ * logs).
+ *
+ * Any thread. Items live on the callers' stacks. */
+#ifndef SHOAL_KV_COMBINER_H
+#define SHOAL_KV_COMBINER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <shoal/status.h>
+
+#include "base/list.h"
+#include "base/mutex.h"
+
+#define COMBINER_ITEMS_MAX 64u
+
+struct combiner;
+
+struct combiner_item {
+    /* set by the caller */
+    uint64_t target;     /* only items of one target and kind travel together */
+    unsigned kind;       /* the caller's */
+    size_t len_bytes;    /* share of the bound */
+    int64_t deadline_ms; /* of waiting for its turn; run has its own */
+    /* private */
+    struct list_node node;
+    struct cond changed;
+    int state;
+};
+
+/* max_bytes: of items that travel together. NULL: out of memory. */
+struct combiner *combiner_create(size_t max_bytes);
+void combiner_destroy(struct combiner *combiner); /* nobody is inside; NULL is allowed */
+
+/* Carries out count >= 1 items of one target and kind, on the thread of one of their callers. */
+typedef void (*combiner_run_fn)(void *arg, struct combiner_item *const *items, size_t count);
+
+/* Returns when run has carried out the item, here or on another thread (then with that thread's arg, which must mean
+ * the same). TIMED_OUT: its turn did not come before its deadline; run has not seen it. */
+enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *item, combiner_run_fn run, void *arg);
+
+#endif
