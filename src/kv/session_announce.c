@@ -453,6 +453,16 @@ static void drain_inbox(struct session *session)
         accept_entry(session, container_of(node, struct announce_entry, node));
 }
 
+static void announce_arrived(void *arg)
+{
+    struct session *session = arg;
+
+    if (session->state == SESSION_STOPPED)
+        return; /* session_announce_stop has taken them */
+    drain_inbox(session);
+    session_announce_pump(session);
+}
+
 void session_on_inbox(void *arg)
 {
     struct session *session = arg;
@@ -460,10 +470,7 @@ void session_on_inbox(void *arg)
     mutex_lock(&session->mutex);
     session->is_inbox_posted = false;
     mutex_unlock(&session->mutex);
-    if (session->state == SESSION_STOPPED)
-        return; /* session_announce_stop has taken them */
-    drain_inbox(session);
-    session_announce_pump(session);
+    announce_arrived(session);
 }
 
 void session_on_pump(void *arg)
@@ -483,6 +490,7 @@ void session_announce_stop(struct session *session)
 {
     struct list_node *node;
 
+    loop_defer_cancel(session->loop, &session->pump_task);
     drain_inbox(session);
     loop_timer_stop(&session->deadline_timer);
     loop_timer_stop(&session->pump_timer);
@@ -548,9 +556,7 @@ enum shoal_status session_announce(struct session *session, Shoal__Wire__MasterA
         free(entry);
         return status;
     }
-    if (loop_is_current(session->loop)) { /* saves a turn of the loop */
-        drain_inbox(session);
-        session_announce_pump(session);
-    }
+    if (loop_is_current(session->loop)) /* saves a turn of the loop */
+        loop_defer(session->loop, &session->pump_task, announce_arrived, session);
     return SHOAL_OK;
 }

@@ -116,7 +116,7 @@ struct session {
     struct random random;
     unsigned attempt; /* since it was READY */
     struct loop_timer retry_timer, heartbeat_timer, deadline_timer, again_timer, pump_timer;
-    struct loop_task inbox_task, held_task, find_task;
+    struct loop_task inbox_task, held_task, find_task, pump_task;
     char master_text[HOSTPORT_TEXT_BYTES]; /* whom this attempt is for */
     struct rpc_client *announcer, *heart;  /* owned; NULL: no attempt */
     uint64_t master_instance;

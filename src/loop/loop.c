@@ -25,6 +25,7 @@ struct loop {
     pthread_t thread;
     char name[16];
     /* loop thread: see look_for_more */
+    struct list deferred; /* struct loop_task */
     struct spin spin;
     bool expects_more;
     uint64_t events_seen;
@@ -83,6 +84,18 @@ static void run_tasks(evutil_socket_t fd, short events, void *arg)
     }
 }
 
+static void run_events(struct loop *loop, int flags)
+{
+    struct list_node *node;
+
+    event_base_loop(loop->base, flags | EVLOOP_NO_EXIT_ON_EMPTY);
+    while ((node = list_pop_front(&loop->deferred))) {
+        struct loop_task *task = container_of(node, struct loop_task, node);
+        task->is_deferred = false;
+        task->fn(task->arg);
+    }
+}
+
 /* After an answer the next question is often there before this thread would sleep. */
 static void look_for_more(struct loop *loop)
 {
@@ -91,7 +104,7 @@ static void look_for_more(struct loop *loop)
     while (!event_base_got_break(loop->base) && loop->expects_more && spin_begin(&loop->spin)) {
         loop->expects_more = false;
         do {
-            event_base_loop(loop->base, EVLOOP_NONBLOCK | EVLOOP_NO_EXIT_ON_EMPTY);
+            run_events(loop, EVLOOP_NONBLOCK);
         } while (seen == loop->events_seen && spin_again(&loop->spin));
         spin_end(&loop->spin, seen != loop->events_seen);
         seen = loop->events_seen;
@@ -106,11 +119,31 @@ static void *thread_main(void *arg)
     struct loop *loop = arg;
 
     do {
-        event_base_loop(loop->base, EVLOOP_ONCE | EVLOOP_NO_EXIT_ON_EMPTY);
+        run_events(loop, EVLOOP_ONCE);
         if (loop->expects_more)
             look_for_more(loop);
     } while (!event_base_got_break(loop->base));
     return NULL;
+}
+
+void loop_defer(struct loop *loop, struct loop_task *task, void (*fn)(void *arg), void *arg)
+{
+    assert(loop_is_current(loop));
+    if (task->is_deferred)
+        return;
+    task->is_deferred = true;
+    task->fn = fn;
+    task->arg = arg;
+    list_push_back(&loop->deferred, &task->node);
+}
+
+void loop_defer_cancel(struct loop *loop, struct loop_task *task)
+{
+    assert(loop_is_current(loop));
+    (void)loop;
+    if (task->is_deferred)
+        list_remove(&task->node);
+    task->is_deferred = false;
 }
 
 void loop_expect_more(struct loop *loop)
@@ -139,6 +172,7 @@ enum shoal_status loop_create(const char *name, struct loop **loop_out, struct s
     snprintf(loop->name, sizeof loop->name, "%s", name);
     mutex_init(&loop->mutex, RANK_LOOP);
     list_init(&loop->tasks);
+    list_init(&loop->deferred);
     loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (loop->wake_fd < 0) {
         result = errno;

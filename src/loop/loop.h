@@ -35,8 +35,15 @@ struct loop_task {
     struct list_node node;
     void (*fn)(void *arg);
     void *arg;
+    bool is_deferred; /* loop thread; only of tasks that loop_defer gets */
 };
 void loop_post(struct loop *loop, struct loop_task *task, void (*fn)(void *arg), void *arg);
+
+/* Loop thread only: runs once everything that came with the present events has been looked at, so that work which they
+ * cause together is done together. Costs no wake-up. A task that waits is withdrawn by loop_defer_cancel, which its owner
+ * calls before it goes. Deferring a task that waits already does nothing. */
+void loop_defer(struct loop *loop, struct loop_task *task, void (*fn)(void *arg), void *arg);
+void loop_defer_cancel(struct loop *loop, struct loop_task *task);
 
 /* Runs fn on the loop and waits until it has returned; directly if this is the loop's thread. */
 void loop_call(struct loop *loop, void (*fn)(void *arg), void *arg);
