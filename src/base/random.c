@@ -66,6 +66,22 @@ uint64_t random_id(void)
     return id;
 }
 
+void random_ids_init(struct random_ids *ids)
+{
+    ids->next = random_id();
+}
+
+uint64_t random_ids_next(struct random_ids *ids)
+{
+    uint64_t id;
+
+    do {
+        uint64_t seed = __atomic_fetch_add(&ids->next, 1, __ATOMIC_RELAXED);
+        id = splitmix64(&seed);
+    } while (!id);
+    return id;
+}
+
 int64_t backoff_ms(struct random *random, unsigned attempt, int64_t base_ms, int64_t max_ms)
 {
     int64_t cap = base_ms;

@@ -16,6 +16,14 @@ uint64_t random_below(struct random *random, uint64_t bound);
 /* From the kernel's generator; never 0. */
 uint64_t random_id(void);
 
+/* Many of them without a system call each: a counter that began at a random number, mixed (splitmix64 is one to one, so
+ * a source repeats itself after 2^64). Not for secrets. Any thread. */
+struct random_ids {
+    uint64_t next; /* atomic, relaxed */
+};
+void random_ids_init(struct random_ids *ids);
+uint64_t random_ids_next(struct random_ids *ids); /* never 0 */
+
 /* Delay before attempt n (0, 1, ...): full jitter over base * 2^n, at most max, at least 1 (AWS architecture blog,
  * "Exponential backoff and jitter"). */
 int64_t backoff_ms(struct random *random, unsigned attempt, int64_t base_ms, int64_t max_ms);

@@ -9,6 +9,7 @@
 #include "wire/rpc_frame.h"
 
 #define DEFAULT_INLINE_MAX_BYTES (32u << 10)
+#define DEFAULT_READ_INLINE_MAX_BYTES (128u << 10) /* they travel without a copy, so asking costs more than moving */
 #define DEFAULT_CALL_TIMEOUT_MS 10000
 #define KEY_MAX_BYTES 1024
 /* Packed messages without inline values. */
@@ -21,6 +22,9 @@ enum shoal_status peers_create(const struct peers_config *config, struct peers *
     if (config->inline_max_bytes > PEER_INLINE_MAX_BYTES)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "inline_max_bytes is %u, at most %u are possible",
                          config->inline_max_bytes, PEER_INLINE_MAX_BYTES);
+    if (config->read_inline_max_bytes > KV_INLINE_MAX_BYTES)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "read_inline_max_bytes is %u, at most %u are possible",
+                         config->read_inline_max_bytes, KV_INLINE_MAX_BYTES);
     peers = calloc(1, sizeof *peers);
     if (!peers)
         return error_no_memory(error);
@@ -32,6 +36,9 @@ enum shoal_status peers_create(const struct peers_config *config, struct peers *
     peers->engine = config->engine;
     peers->channels = config->channels;
     peers->inline_max_bytes = config->inline_max_bytes ? config->inline_max_bytes : DEFAULT_INLINE_MAX_BYTES;
+    peers->read_inline_max_bytes = config->read_inline_max_bytes ? config->read_inline_max_bytes
+                                   : config->inline_max_bytes    ? config->inline_max_bytes
+                                                                 : DEFAULT_READ_INLINE_MAX_BYTES;
     peers->call_timeout_ms = config->call_timeout_ms > 0 ? config->call_timeout_ms : DEFAULT_CALL_TIMEOUT_MS;
     mutex_init(&peers->mutex, RANK_KV);
     list_init(&peers->exposures);
@@ -73,9 +80,13 @@ enum shoal_status peer_ask(struct peers *peers, const struct peer_address *owner
     parts[0] = (struct iovec){packed, len};
     for (int i = 0; i < question->tail_count; i++)
         parts[1 + i] = question->tail[i];
-    status = (question->is_once ? rpc_channels_call_once : rpc_channels_call)(
-        peers->channels, owner->address, owner->instance, (uint16_t)question->method, parts, 1 + question->tail_count,
-        call, body_out, error);
+    if (question->sink)
+        status = rpc_channels_call_into(peers->channels, owner->address, owner->instance, (uint16_t)question->method,
+                                        parts, 1 + question->tail_count, call, body_out, question->sink, error);
+    else
+        status = (question->is_once ? rpc_channels_call_once : rpc_channels_call)(
+            peers->channels, owner->address, owner->instance, (uint16_t)question->method, parts,
+            1 + question->tail_count, call, body_out, error);
     if (packed != small)
         free(packed);
     return status;

@@ -23,10 +23,11 @@
 struct peers;
 
 struct peers_config {
-    struct shoal_engine *engine;   /* borrowed */
-    struct rpc_channels *channels; /* borrowed */
-    uint32_t inline_max_bytes;     /* larger values go by the engine; 0: 32 KiB; at most 48 KiB */
-    int64_t call_timeout_ms;       /* 0: 10000 */
+    struct shoal_engine *engine;    /* borrowed */
+    struct rpc_channels *channels;  /* borrowed */
+    uint32_t inline_max_bytes;      /* of writes: larger values go by the engine; 0: 32 KiB; at most 48 KiB */
+    uint32_t read_inline_max_bytes; /* of reads; 0: 128 KiB, or inline_max_bytes if that is set; at most 1 MiB */
+    int64_t call_timeout_ms;        /* 0: 10000 */
 };
 enum shoal_status peers_create(const struct peers_config *config, struct peers **peers_out, struct shoal_error *error);
 void peers_destroy(struct peers *peers); /* no call may be running; NULL is allowed */

@@ -20,7 +20,7 @@
 /* Of one request or answer; what messages need beside keys and values has room behind it. */
 #define PEER_BATCH_REQUEST_BYTES (60u << 10)
 #define PEER_BATCH_ANSWER_BYTES (4u << 20)
-#define PEER_BATCH_ITEMS 256u
+#define PEER_BATCH_ITEMS 64u
 #define PEER_LEASES_PER_REQUEST 4096u
 
 enum peer_way { PEER_WAY_TOLD = 0, PEER_WAY_INLINE = 1, PEER_WAY_WRITTEN = 2, PEER_WAY_PINNED = 3 };
@@ -29,7 +29,7 @@ struct peers {
     struct shoal_engine *engine;   /* borrowed */
     struct rpc_channels *channels; /* borrowed */
     struct combiner *combiner;     /* owned */
-    uint32_t inline_max_bytes;
+    uint32_t inline_max_bytes, read_inline_max_bytes;
     int64_t call_timeout_ms;
 
     struct mutex mutex;    /* RANK_KV: guards what follows */
@@ -48,7 +48,8 @@ struct peer_question {
     const ProtobufCMessage *message;
     const struct iovec *tail;
     int tail_count;
-    bool is_once; /* must not be repeated */
+    bool is_once;          /* must not be repeated */
+    struct rpc_sink *sink; /* of a request that asks for an attachment; else NULL; not with is_once */
 };
 enum shoal_status peer_ask(struct peers *peers, const struct peer_address *owner, const struct peer_question *question,
                            const struct call *call, struct buf *body_out, struct shoal_error *error);

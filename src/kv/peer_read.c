@@ -70,10 +70,30 @@ static enum shoal_status slot_allocate(const struct peer_address *owner, struct 
     return SHOAL_OK;
 }
 
+/* The value came as the answer's attachment: it is in its place, or was too long for it. */
+static enum shoal_status take_attached(const struct peer_address *owner, struct read_slot *slot,
+                                       const struct rpc_sink *sink, struct shoal_error *error)
+{
+    if (sink->len_bytes != slot->read->len_bytes)
+        return peer_nonsense(owner, "an inline value of another length", error);
+    if (sink->is_lost)
+        return too_small(owner, slot, error);
+    if (!slot->memory) {
+        slot->memory = sink->memory;
+        slot->capacity_bytes = sink->len_bytes;
+        slot->is_allocated = true;
+    }
+    return SHOAL_OK;
+}
+
 static enum shoal_status take_inline(const struct peer_address *owner, struct read_slot *slot,
-                                     const ProtobufCBinaryData *value, struct shoal_error *error)
+                                     const ProtobufCBinaryData *value, const struct rpc_sink *sink,
+                                     struct shoal_error *error)
 {
     enum shoal_status status = SHOAL_OK;
+
+    if (sink && sink->len_bytes)
+        return take_attached(owner, slot, sink, error);
 
     if (value->len != slot->read->len_bytes)
         return peer_nonsense(owner, "an inline value of another length", error);
@@ -88,8 +108,8 @@ static enum shoal_status take_inline(const struct peer_address *owner, struct re
 
 /* is_told_out: the answer has the length only; then OK, and object_id is that of the object. */
 static enum shoal_status take_answer(const struct peer_address *owner, struct read_slot *slot,
-                                     const Shoal__Wire__KvReadResponse *answer, bool *is_told_out,
-                                     struct shoal_error *error)
+                                     const Shoal__Wire__KvReadResponse *answer, const struct rpc_sink *sink,
+                                     bool *is_told_out, struct shoal_error *error)
 {
     *is_told_out = false;
     if (!answer->object_id || (slot->object_id && answer->object_id != slot->object_id))
@@ -98,7 +118,7 @@ static enum shoal_status take_answer(const struct peer_address *owner, struct re
     slot->read->object_id_out = answer->object_id;
     switch (answer->way) {
     case PEER_WAY_INLINE:
-        return take_inline(owner, slot, &answer->value, error);
+        return take_inline(owner, slot, &answer->value, sink, error);
     case PEER_WAY_WRITTEN:
         if (!slot->has_exposure || answer->len_bytes > slot->capacity_bytes)
             return peer_nonsense(owner, "an answer that the request did not ask for", error);
@@ -153,7 +173,8 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
 {
     Shoal__Wire__KvReadRequest request;
     Shoal__Wire__KvMemory dest;
-    struct peer_question question = {.method = KV_METHOD_READ, .message = &request.base};
+    struct rpc_sink sink = {.memory = slot->memory, .room_bytes = slot->capacity_bytes};
+    struct peer_question question = {.method = KV_METHOD_READ, .message = &request.base, .sink = &sink};
     Shoal__Wire__KvReadResponse *answer;
     enum shoal_status status;
     struct buf body;
@@ -161,26 +182,31 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
 
     *is_told_out = false;
     fill_request(peers, slot, inline_max, &request, &dest);
+    request.attaches = true;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
     status = peer_ask(peers, owner, &question, call, &body, error);
     *is_answer_out = body.len > 0;
     if (status == SHOAL_OK) {
         answer = shoal__wire__kv_read_response__unpack(NULL, body.len, body.data);
-        status = answer ? take_answer(owner, slot, answer, is_told_out, error)
+        status = answer ? take_answer(owner, slot, answer, &sink, is_told_out, error)
                         : peer_nonsense(owner, "malformed answer to a read", error);
         if (answer && status == SHOAL_OK && answer->way == PEER_WAY_WRITTEN)
             written = answer->len_bytes;
         if (answer)
             shoal__wire__kv_read_response__free_unpacked(answer, NULL);
     }
+    if (sink.memory != slot->memory)
+        free(sink.memory); /* an attachment that the answer does not speak of */
     conceal(peers, slot, written);
     buf_release(&body);
     return status;
 }
 
-static bool is_large(const struct peers *peers, const struct read_slot *slot)
+/* inline_max_bytes: of this question. */
+static bool is_large(const struct read_slot *slot, uint32_t inline_max_bytes)
 {
-    return slot->memory && slot->capacity_bytes && (slot->was_told || slot->capacity_bytes > peers->inline_max_bytes);
+    return slot->memory && slot->capacity_bytes &&
+           (slot->was_told || slot->capacity_bytes > inline_max_bytes);
 }
 
 /* What was only told, or written to no avail. */
@@ -223,18 +249,18 @@ static enum shoal_status read_length(struct peers *peers, const struct peer_addr
 static enum shoal_status read_slot(struct peers *peers, const struct peer_address *owner, struct read_slot *slot,
                                    const struct call *call, struct shoal_error *error)
 {
-    bool is_told, is_answer, is_exposed = is_large(peers, slot) && !peer_is_one_way(peers, owner);
+    bool is_told, is_answer, is_exposed = is_large(slot, peers->read_inline_max_bytes) && !peer_is_one_way(peers, owner);
     enum shoal_status status = SHOAL_OK;
 
     if (is_exposed)
         status = expose(peers, slot, error);
     if (status)
         return status;
-    status = ask_once(peers, owner, slot, peers->inline_max_bytes, call, &is_told, &is_answer, error);
+    status = ask_once(peers, owner, slot, peers->read_inline_max_bytes, call, &is_told, &is_answer, error);
     if (status == SHOAL_LIMIT && is_answer && is_exposed)
         return read_length(peers, owner, slot, call, error);
     if (is_exposed && peer_could_not_reach_us(status, is_answer, call)) {
-        status = ask_once(peers, owner, slot, peers->inline_max_bytes, call, &is_told, &is_answer, error);
+        status = ask_once(peers, owner, slot, peers->read_inline_max_bytes, call, &is_told, &is_answer, error);
         if (status == SHOAL_OK && is_told)
             status = peer_pull(peers, owner, slot->read->key, slot->object_id, slot->memory, slot->read->len_bytes,
                                call, error);
@@ -284,6 +310,12 @@ static void slot_done(struct read_batch *batch, struct read_slot *slot, enum sho
     }
 }
 
+static uint64_t slot_inline_bytes(const struct peers *peers, const struct read_slot *slot)
+{
+    return slot->memory && slot->capacity_bytes < peers->inline_max_bytes ? slot->capacity_bytes
+                                                                          : peers->inline_max_bytes;
+}
+
 /* As many as fit into a request and its answer. */
 static void collect(struct read_batch *batch)
 {
@@ -297,7 +329,7 @@ static void collect(struct read_batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         struct read_slot *slot = &batch->slots[i];
         size_t n = batch->asked_count;
-        bool exposes = is_large(peers, slot) && !is_one_way;
+        bool exposes = is_large(slot, peers->inline_max_bytes) && !is_one_way;
         size_t item_bytes = BATCH_ITEM_OVERHEAD + strlen(slot->read->key) + (exposes ? memory_bytes : 0);
         uint64_t transfer = exposes ? slot->capacity_bytes : 0;
         struct shoal_error error;
@@ -306,7 +338,7 @@ static void collect(struct read_batch *batch)
         if (!slot->is_pending)
             continue;
         if (n && (request_bytes + item_bytes > PEER_BATCH_REQUEST_BYTES ||
-                  inline_bytes + peers->inline_max_bytes > PEER_BATCH_ANSWER_BYTES ||
+                  inline_bytes + slot_inline_bytes(peers, slot) > PEER_BATCH_ANSWER_BYTES ||
                   (transfer && transfer > BATCH_TRANSFER_BYTES - transfer_bytes)))
             return;
         if (exposes) {
@@ -317,7 +349,7 @@ static void collect(struct read_batch *batch)
             }
         }
         request_bytes += item_bytes;
-        inline_bytes += peers->inline_max_bytes;
+        inline_bytes += slot_inline_bytes(peers, slot);
         transfer_bytes =
             transfer > BATCH_TRANSFER_BYTES - transfer_bytes ? BATCH_TRANSFER_BYTES : transfer_bytes + transfer;
         fill_request(peers, slot, peers->inline_max_bytes, &batch->items[n], &batch->dests[n]);
@@ -342,7 +374,7 @@ static void take_item(struct read_batch *batch, struct read_slot *slot,
     else if (!item->answer)
         status = peer_nonsense(batch->owner, "an item without answer", &error);
     else
-        status = take_answer(batch->owner, slot, item->answer, &is_told, &error);
+        status = take_answer(batch->owner, slot, item->answer, NULL, &is_told, &error);
     if (status == SHOAL_OK && item->answer->way == PEER_WAY_WRITTEN)
         written = item->answer->len_bytes;
     conceal(batch->peers, slot, written);

@@ -87,19 +87,20 @@ void kv_reply(struct kv_service *service, struct rpc_request *request, const Pro
     }
 }
 
-/* The value stays where it is: its field comes last, behind the rest of the message. */
-static void reply_value(struct rpc_request *request, Shoal__Wire__KvReadResponse *message)
+/* The value stays where it is: behind the message, or in its last field. */
+static void reply_value(struct rpc_request *request, Shoal__Wire__KvReadResponse *message, bool is_attached)
 {
     uint8_t head[128], *at = head;
     ProtobufCBinaryData value = message->value;
 
     message->value = (ProtobufCBinaryData){.len = 0};
     at += shoal__wire__kv_read_response__pack(message, head); /* four numbers */
-    *at++ = VALUE_TAG;
-    for (size_t left = value.len; left; left >>= 7)
+    if (!is_attached)
+        *at++ = VALUE_TAG;
+    for (size_t left = value.len; left && !is_attached; left >>= 7)
         *at++ = (uint8_t)((left & 0x7f) | (left > 0x7f ? 0x80 : 0));
     message->value = value;
-    rpc_reply_parts(request, head, (size_t)(at - head), value.data, value.len);
+    rpc_reply_parts(request, head, (size_t)(at - head), value.data, value.len, is_attached);
 }
 
 void kv_refuse(struct kv_service *service, struct rpc_request *request, enum shoal_status status, const char *message)
@@ -187,7 +188,7 @@ void kv_answer_send(struct kv_service *service, struct kv_origin *origin, struct
     } else {
         count_answer(service, origin, answer);
         if (!answer->is_write && answer->read.value.len)
-            reply_value(request, &answer->read);
+            reply_value(request, &answer->read, origin->attaches);
         else
             kv_reply(service, request, message_of(answer));
     }

@@ -92,6 +92,7 @@ struct kv_answer {
 
 /* Whom an answer goes to: a request of its own, or one place in a batch's answer. */
 struct kv_origin {
+    bool attaches;               /* reads: the caller takes an inline value as an attachment */
     struct rpc_request *request; /* NULL: of a batch, or the caller is gone */
     struct kv_batch *batch;
     size_t index;

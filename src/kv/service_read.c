@@ -310,6 +310,7 @@ static void on_request(struct kv_service *service, struct rpc_request *request, 
         kv_refuse_malformed(service, request, is_pin_only ? "pin" : "read");
         return;
     }
+    origin.attaches = message->attaches;
     kv_read(service, &origin, message, is_pin_only);
     shoal__wire__kv_read_request__free_unpacked(message, &arena.allocator);
 }

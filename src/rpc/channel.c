@@ -19,8 +19,9 @@
 #define DEFAULT_CONNECT_TIMEOUT_MS 3000
 #define FRESH_MS 1000 /* idle for less: not worth a system call to see whether the peer is still there */
 #define BUCKETS 64    /* power of two */
-/* What the first receive of an answer can take; more is received when the answer turns out to be longer. */
-#define FIRST_RECEIVE_BYTES (64u << 10)
+/* What the first receive of an answer can take beside the header, on the stack: small answers cost one system call and
+ * no memory, of longer ones the rest is received where it belongs. */
+#define FIRST_RECEIVE_BYTES (8u << 10)
 
 /* A connection with its handshake done, in use by one call or idle. */
 struct channel {
@@ -353,8 +354,9 @@ struct exchange {
     size_t body_len;
     const struct call *call;
     struct buf *body_out;
-    bool has_sent;   /* the whole request, so the peer may have acted on it */
-    bool has_answer; /* a byte of it at least */
+    struct rpc_sink *sink; /* NULL: no attachment is wanted */
+    bool has_sent;         /* the whole request, so the peer may have acted on it */
+    bool has_answer;       /* a byte of it at least */
     bool is_reusable;
 };
 
@@ -379,62 +381,114 @@ static enum shoal_status send_request(struct exchange *exchange, struct channel 
     return status;
 }
 
-/* The answer's header and as much of its body as came along, which lies in body_out beyond its length. */
-static enum shoal_status receive_header(struct exchange *exchange, struct channel *channel, size_t *body_len_out,
+/* What comes with the first receive; a small answer is all of it. */
+struct first_bytes {
+    uint8_t header[RPC_FRAME_HEADER_BYTES];
+    uint8_t body[FIRST_RECEIVE_BYTES];
+    size_t body_len;
+};
+
+static enum shoal_status receive_header(struct exchange *exchange, struct channel *channel, struct first_bytes *first,
                                         struct rpc_frame *frame_out, struct shoal_error *error)
 {
-    struct buf *body = exchange->body_out;
-    uint8_t header[RPC_FRAME_HEADER_BYTES];
-    size_t room = body->max < FIRST_RECEIVE_BYTES ? body->max : FIRST_RECEIVE_BYTES, len = 0;
+    size_t len = 0;
 
-    if (!buf_reserve(body, room))
-        return error_no_memory(error);
-    while (len < sizeof header) {
-        struct iovec parts[2] = {{header + len, sizeof header - len}, {body->data, room}};
+    while (len < sizeof first->header) {
+        struct iovec parts[2] = {{first->header + len, sizeof first->header - len}, {first->body, sizeof first->body}};
         size_t got;
         enum shoal_status status =
-            channel->ops->receive(channel->bytes, parts, room ? 2 : 1, &got, exchange->call->deadline_ms, error);
+            channel->ops->receive(channel->bytes, parts, 2, &got, exchange->call->deadline_ms, error);
         if (status)
             return status;
         exchange->has_answer = true;
         len += got;
     }
-    if (rpc_frame_decode(header, RPC_RESPONSE_MAX_BYTES, frame_out) || frame_out->kind != RPC_KIND_RESPONSE)
+    if (rpc_frame_decode(first->header, RPC_RESPONSE_MAX_BYTES, frame_out) || frame_out->kind != RPC_KIND_RESPONSE)
         return error_set(error, SHOAL_PROTOCOL, 0, "malformed or oversized answer");
     if (frame_out->id != channel->next_id)
         return error_set(error, SHOAL_PROTOCOL, 0, "an answer to no call");
-    *body_len_out = len - sizeof header;
+    first->body_len = len - sizeof first->header;
+    return SHOAL_OK;
+}
+
+/* len bytes, of which the first ones have come already: here_len at here. */
+static enum shoal_status receive_rest(struct exchange *exchange, struct channel *channel, uint8_t *out, size_t len,
+                                      const uint8_t *here, size_t here_len, struct shoal_error *error)
+{
+    if (here_len > len)
+        here_len = len;
+    if (here_len)
+        memcpy(out, here, here_len);
+    return receive_all(channel, out + here_len, len - here_len, exchange->call->deadline_ms, error);
+}
+
+static enum shoal_status receive_attachment(struct exchange *exchange, struct channel *channel, size_t len,
+                                            const uint8_t *here, size_t here_len, struct shoal_error *error)
+{
+    struct rpc_sink *sink = exchange->sink;
+    enum shoal_status status;
+    uint8_t *memory;
+
+    if (!sink)
+        return error_set(error, SHOAL_PROTOCOL, 0, "an attachment that was not asked for");
+    sink->len_bytes = len;
+    sink->is_lost = sink->memory && len > sink->room_bytes;
+    if (sink->is_lost) {
+        exchange->is_reusable = false; /* it is still on its way */
+        return SHOAL_OK;
+    }
+    memory = sink->memory ? sink->memory : malloc(len);
+    if (!memory)
+        return error_no_memory(error);
+    status = receive_rest(exchange, channel, memory, len, here, here_len, error);
+    if (status == SHOAL_OK)
+        sink->memory = memory;
+    else if (!sink->memory)
+        free(memory);
+    return status;
+}
+
+static enum shoal_status receive_body(struct exchange *exchange, struct channel *channel, struct first_bytes *first,
+                                      const struct rpc_frame *frame, struct shoal_error *error)
+{
+    struct buf *body = exchange->body_out;
+    size_t len = frame->body_len - frame->attachment_bytes;
+    enum shoal_status status;
+
+    if (!buf_reserve(body, len)) {
+        if (len > body->max)
+            return error_set(error, SHOAL_LIMIT, 0, "answer of %zu bytes, at most %zu are wanted", len, body->max);
+        return error_no_memory(error);
+    }
+    status = receive_rest(exchange, channel, body->data, len, first->body, first->body_len, error);
+    if (status == SHOAL_OK && frame->attachment_bytes)
+        status = receive_attachment(exchange, channel, frame->attachment_bytes, first->body + len,
+                                    first->body_len > len ? first->body_len - len : 0, error);
+    if (status)
+        return status;
+    body->len = len;
+    body->data[len] = 0;
     return SHOAL_OK;
 }
 
 static enum shoal_status receive_answer(struct exchange *exchange, struct channel *channel, struct shoal_error *error)
 {
     struct buf *body = exchange->body_out;
-    size_t in_len = 0;
+    struct first_bytes first;
     struct rpc_frame frame = {0};
-    enum shoal_status status = receive_header(exchange, channel, &in_len, &frame, error);
+    enum shoal_status status = receive_header(exchange, channel, &first, &frame, error);
 
     if (status)
         return status;
     /* More than the answer: the peer says something that nobody asked for, and what follows cannot be told apart. */
-    exchange->is_reusable = in_len <= frame.body_len;
-    if (in_len > frame.body_len)
-        in_len = frame.body_len;
-    body->len = in_len;
-    if (!buf_reserve(body, frame.body_len - in_len)) {
-        exchange->is_reusable = false;
-        if (frame.body_len > body->max)
-            return error_set(error, SHOAL_LIMIT, 0, "answer of %u bytes, at most %zu are wanted", frame.body_len,
-                             body->max);
-        return error_no_memory(error);
-    }
-    status = receive_all(channel, body->data + in_len, frame.body_len - in_len, exchange->call->deadline_ms, error);
+    exchange->is_reusable = first.body_len <= frame.body_len;
+    if (first.body_len > frame.body_len)
+        first.body_len = frame.body_len;
+    status = receive_body(exchange, channel, &first, &frame, error);
     if (status) {
         exchange->is_reusable = false;
         return status;
     }
-    body->len = frame.body_len;
-    body->data[body->len] = 0;
     if (frame.status == SHOAL_OK)
         return SHOAL_OK;
     status = (enum shoal_status)frame.status;
@@ -458,6 +512,8 @@ static enum shoal_status run_exchange(struct exchange *exchange, struct channel 
         status = receive_answer(exchange, channel, error);
     cancel_hook_remove(exchange->call->cancel, &hook);
     received = exchange->has_answer ? RPC_FRAME_HEADER_BYTES + exchange->body_out->len : 0;
+    if (received && exchange->sink && !exchange->sink->is_lost)
+        received += exchange->sink->len_bytes;
     count(&exchange->channels->counters.bytes_out,
           exchange->has_sent ? RPC_FRAME_HEADER_BYTES + exchange->body_len : 0);
     count(&exchange->channels->counters.bytes_in, received);
@@ -500,7 +556,8 @@ static enum shoal_status call_peer(struct exchange *exchange, uint64_t instance,
 
 static enum shoal_status run_call(struct rpc_channels *channels, const char *address, uint64_t instance,
                                   uint16_t method, const struct iovec *parts, int part_count, const struct call *call,
-                                  bool is_once, struct buf *body_out, bool *is_sent_out, struct shoal_error *error)
+                                  bool is_once, struct buf *body_out, struct rpc_sink *sink, bool *is_sent_out,
+                                  struct shoal_error *error)
 {
     struct exchange exchange = {.channels = channels,
                                 .address = address,
@@ -508,10 +565,13 @@ static enum shoal_status run_call(struct rpc_channels *channels, const char *add
                                 .parts = parts,
                                 .part_count = part_count,
                                 .call = call,
-                                .body_out = body_out};
+                                .body_out = body_out,
+                                .sink = sink};
     enum shoal_status status;
 
     buf_consume(body_out, body_out->len);
+    if (sink)
+        sink->len_bytes = sink->is_lost = 0;
     if (part_count < 0 || part_count > RPC_CHANNELS_PARTS_MAX)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "%s: a request has at most %d parts", address,
                          RPC_CHANNELS_PARTS_MAX);
@@ -537,7 +597,8 @@ enum shoal_status rpc_channels_call(struct rpc_channels *channels, const char *a
 {
     bool is_sent;
 
-    return run_call(channels, address, instance, method, parts, part_count, call, false, body_out, &is_sent, error);
+    return run_call(channels, address, instance, method, parts, part_count, call, false, body_out, NULL, &is_sent,
+                    error);
 }
 
 enum shoal_status rpc_channels_call_once(struct rpc_channels *channels, const char *address, uint64_t instance,
@@ -546,7 +607,8 @@ enum shoal_status rpc_channels_call_once(struct rpc_channels *channels, const ch
 {
     bool is_sent;
 
-    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, &is_sent, error);
+    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, NULL, &is_sent,
+                    error);
 }
 
 enum shoal_status rpc_channels_call_once_sent(struct rpc_channels *channels, const char *address, uint64_t instance,
@@ -554,5 +616,17 @@ enum shoal_status rpc_channels_call_once_sent(struct rpc_channels *channels, con
                                               const struct call *call, struct buf *body_out, bool *is_sent_out,
                                               struct shoal_error *error)
 {
-    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, is_sent_out, error);
+    return run_call(channels, address, instance, method, parts, part_count, call, true, body_out, NULL, is_sent_out,
+                    error);
+}
+
+enum shoal_status rpc_channels_call_into(struct rpc_channels *channels, const char *address, uint64_t instance,
+                                         uint16_t method, const struct iovec *parts, int part_count,
+                                         const struct call *call, struct buf *body_out, struct rpc_sink *sink,
+                                         struct shoal_error *error)
+{
+    bool is_sent;
+
+    return run_call(channels, address, instance, method, parts, part_count, call, false, body_out, sink, &is_sent,
+                    error);
 }

@@ -56,6 +56,20 @@ enum shoal_status rpc_channels_call_once_sent(struct rpc_channels *channels, con
                                               uint16_t method, const struct iovec *parts, int part_count,
                                               const struct call *call, struct buf *body_out, bool *is_sent_out,
                                               struct shoal_error *error);
+/* Where the attachment of an answer goes, straight from the socket. */
+struct rpc_sink {
+    void *memory; /* of the caller; or NULL: malloc'ed here, then the caller's (free) */
+    size_t room_bytes;
+    /* out, with OK: */
+    size_t len_bytes; /* of the attachment; 0: the answer has none */
+    bool is_lost;     /* longer than the room: memory has nothing of it */
+};
+/* rpc_channels_call for a request that asks for an attachment. After an error that came with the attachment the
+ * caller's memory may have a part of it, and memory that was NULL is NULL. */
+enum shoal_status rpc_channels_call_into(struct rpc_channels *channels, const char *address, uint64_t instance,
+                                         uint16_t method, const struct iovec *parts, int part_count,
+                                         const struct call *call, struct buf *body_out, struct rpc_sink *sink,
+                                         struct shoal_error *error);
 /* A peer is known to be dead: its idle connections are closed. */
 void rpc_channels_forget(struct rpc_channels *channels, const char *address);
 

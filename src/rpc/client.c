@@ -183,7 +183,7 @@ static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *bo
     }
     entry_detach(client, entry);
     if (frame->status == SHOAL_OK) {
-        entry->done(entry->arg, SHOAL_OK, body, frame->body_len, NULL);
+        entry->done(entry->arg, SHOAL_OK, body, frame->body_len - frame->attachment_bytes, NULL);
     } else {
         enum shoal_status status = (enum shoal_status)frame->status;
         if (frame->status > 0 || strcmp(shoal_status_name(status), "UNKNOWN") == 0)

@@ -64,8 +64,10 @@ void rpc_set_request_max(struct rpc *rpc, uint32_t max_bytes);
 void rpc_reply(struct rpc_request *request, enum shoal_status status, const char *message, const void *body,
                size_t body_len);
 
-/* rpc_reply with OK and a message whose last part lies elsewhere, so that a long value is not copied into it. */
-void rpc_reply_parts(struct rpc_request *request, const void *body, size_t body_len, const void *tail, size_t tail_len);
+/* rpc_reply with OK and a message whose last part lies elsewhere, so that a long value is not copied into it.
+ * is_attachment: the tail is no part of the message; only for callers that have asked for it (rpc/channel.h). */
+void rpc_reply_parts(struct rpc_request *request, const void *body, size_t body_len, const void *tail, size_t tail_len,
+                     bool is_attachment);
 
 /* --- client --- */
 

@@ -109,7 +109,7 @@ refuse:
 }
 
 static void reply(struct rpc_request *request, enum shoal_status status, const void *body, size_t body_len,
-                  const void *tail, size_t tail_len)
+                  const void *tail, size_t tail_len, bool is_attachment)
 {
     struct rpc_connection *connection = request->connection;
     struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE, .method = request->method, .id = request->id};
@@ -126,6 +126,7 @@ static void reply(struct rpc_request *request, enum shoal_status status, const v
     }
     frame.status = status;
     frame.body_len = (uint32_t)(body_len + tail_len);
+    frame.attachment_bytes = is_attachment ? (uint32_t)tail_len : 0;
     connection->rpc->counters.replies++;
     loop_expect_more(connection->rpc->loop);
     /* A peer that takes no answers loses them; its calls end by their deadlines, the stream by TCP_USER_TIMEOUT. */
@@ -137,14 +138,15 @@ void rpc_reply(struct rpc_request *request, enum shoal_status status, const char
                size_t body_len)
 {
     if (status)
-        reply(request, status, message, message ? strlen(message) : 0, NULL, 0);
+        reply(request, status, message, message ? strlen(message) : 0, NULL, 0, false);
     else
-        reply(request, status, body, body_len, NULL, 0);
+        reply(request, status, body, body_len, NULL, 0, false);
 }
 
-void rpc_reply_parts(struct rpc_request *request, const void *body, size_t body_len, const void *tail, size_t tail_len)
+void rpc_reply_parts(struct rpc_request *request, const void *body, size_t body_len, const void *tail, size_t tail_len,
+                     bool is_attachment)
 {
-    reply(request, SHOAL_OK, body, body_len, tail, tail_len);
+    reply(request, SHOAL_OK, body, body_len, tail, tail_len, is_attachment);
 }
 
 void rpc_set_handler(struct rpc *rpc, uint16_t method, rpc_handler_fn fn, void *arg)

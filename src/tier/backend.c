@@ -227,6 +227,7 @@ enum shoal_status backend_create(const struct tier_backend_config *config, const
     backend = calloc(1, sizeof *backend);
     if (!backend)
         return error_no_memory(error);
+    random_ids_init(&backend->object_ids);
     backend->engine = config->engine;
     backend->low = low;
     backend->high = high;

@@ -14,6 +14,7 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "base/mutex.h"
+#include "base/random.h"
 #include "tier/sketch.h"
 #include "tier/tier.h"
 #include "tier/tier_ops.h"
@@ -79,6 +80,7 @@ struct event {
 #define PROMOTE_ACCESSES 3u /* estimate from which an object of a slower tier is hot */
 
 struct tier_backend {
+    struct random_ids object_ids;
     struct shoal_engine *engine; /* borrowed; NULL */
     struct slot slots[TIER_COUNT_MAX];
     size_t slot_count;

@@ -333,7 +333,7 @@ enum shoal_status tier_commit(struct tier_allocation *allocation, uint64_t objec
     if (status == SHOAL_OK)
         status = tier->ops->seal(tier, object->space, error);
     if (status == SHOAL_OK) {
-        object->object_id = object_id ? object_id : random_id();
+        object->object_id = object_id ? object_id : random_ids_next(&object->backend->object_ids);
         status = index_insert(object, OBJECT_COMMITTED);
         if (status == SHOAL_EXISTS)
             error_set(error, status, 0, "the key has got an object here meanwhile");

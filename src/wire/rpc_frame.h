@@ -7,7 +7,8 @@
  *          6  u16 method
  *          8  u64 id, chosen by the caller, echoed in the response
  *         16  i32 response: enum shoal_status (body is then a text for people); request: 0
- *         20  u32 request: milliseconds the caller will wait; response: 0
+ *         20  u32 request: milliseconds the caller will wait; response: how many bytes at the end of the body are no
+ * part of the message: an attachment, for values that are not to be copied through messages
  */
 #ifndef SHOAL_WIRE_RPC_FRAME_H
 #define SHOAL_WIRE_RPC_FRAME_H
@@ -29,11 +30,13 @@ struct rpc_frame {
     uint16_t method;
     uint64_t id;
     int32_t status;
-    uint32_t timeout_ms;
+    uint32_t timeout_ms;       /* requests */
+    uint32_t attachment_bytes; /* responses */
 };
 
 void rpc_frame_encode(const struct rpc_frame *frame, uint8_t out[RPC_FRAME_HEADER_BYTES]);
-/* PROTOCOL: unknown kind, a reserved byte that is set, or a body longer than max_body. */
+/* PROTOCOL: unknown kind, a reserved byte that is set, a body longer than max_body, an attachment longer than the body.
+ */
 enum shoal_status rpc_frame_decode(const uint8_t in[RPC_FRAME_HEADER_BYTES], uint32_t max_body,
                                    struct rpc_frame *frame_out);
 
