@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv/combiner.h"
 
+#include <errno.h>
 #include <stdlib.h>
+
+#include "base/clock.h"
 
 #define LANES 64      /* power of two */
 #define FLIGHTS_MAX 2 /* of one lane at a time: one is answered while the other one is being made */
@@ -73,68 +76,95 @@ static size_t collect(const struct combiner *combiner, struct lane *lane, struct
     return count;
 }
 
-/* With the lane's mutex: the next one takes the flight over. */
-static void hand_over(struct lane *lane)
+/* With the lane's mutex: the next one takes the flight over; NULL: nobody waits. */
+static struct combiner_item *hand_over(struct lane *lane)
 {
     struct list_node *node = list_pop_front(&lane->waiting);
     struct combiner_item *next;
 
     if (!node) {
         lane->flights--;
-        return;
+        return NULL;
     }
     next = container_of(node, struct combiner_item, node);
     next->state = ITEM_LEADS;
-    cond_signal(&next->changed);
+    return next;
 }
 
-/* With the lane's mutex. */
+/* Without the mutex, which its thread need not take again. */
+static void wake(struct combiner_item *item)
+{
+    sem_post(&item->turn);
+}
+
+/* state: ITEM_LEADS or ITEM_DONE, or ITEM_WAITS after its deadline. */
 static void wait_for_turn(struct lane *lane, struct combiner_item *item)
 {
-    item->state = ITEM_WAITS;
-    list_push_back(&lane->waiting, &item->node);
-    while (item->state == ITEM_WAITS && cond_wait_until(&item->changed, &lane->mutex, item->deadline_ms))
-        ;
-    while (item->state == ITEM_TRAVELS) /* as long as run takes */
-        cond_wait(&item->changed, &lane->mutex);
-    if (item->state == ITEM_WAITS)
-        list_remove(&item->node);
+    struct timespec until = deadline_timespec(item->deadline_ms);
+
+    while (sem_clockwait(&item->turn, CLOCK_MONOTONIC, &until) != 0) {
+        bool is_late;
+
+        if (errno == EINTR)
+            continue;
+        mutex_lock(&lane->mutex);
+        is_late = item->state == ITEM_WAITS;
+        if (is_late)
+            list_remove(&item->node);
+        mutex_unlock(&lane->mutex);
+        if (is_late)
+            return;
+        while (sem_wait(&item->turn) != 0) /* it travels, as long as run takes */
+            ;
+        return;
+    }
 }
 
 static void lead(struct combiner *combiner, struct lane *lane, struct combiner_item *item, combiner_run_fn run,
                  void *arg)
 {
-    struct combiner_item *items[COMBINER_ITEMS_MAX];
-    size_t count = collect(combiner, lane, item, items);
+    struct combiner_item *items[COMBINER_ITEMS_MAX], *next;
+    size_t count;
 
+    mutex_lock(&lane->mutex);
+    count = collect(combiner, lane, item, items);
     mutex_unlock(&lane->mutex);
     run(arg, items, count);
     mutex_lock(&lane->mutex);
-    hand_over(lane);
-    for (size_t i = 1; i < count; i++) {
+    next = hand_over(lane);
+    for (size_t i = 1; i < count; i++)
         items[i]->state = ITEM_DONE;
-        cond_signal(&items[i]->changed);
-    }
+    mutex_unlock(&lane->mutex);
+    /* Those that are done first: what they ask for next may still go with the next flight. */
+    for (size_t i = 1; i < count; i++)
+        wake(items[i]);
+    if (next)
+        wake(next);
 }
 
 enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *item, combiner_run_fn run, void *arg)
 {
     struct lane *lane = lane_of(combiner, item);
     enum shoal_status status = SHOAL_OK;
+    bool is_first;
 
+    sem_init(&item->turn, 0, 0);
     mutex_lock(&lane->mutex);
-    if (lane->flights < FLIGHTS_MAX && list_is_empty(&lane->waiting)) {
+    is_first = lane->flights < FLIGHTS_MAX && list_is_empty(&lane->waiting);
+    if (is_first) {
         lane->flights++;
-        lead(combiner, lane, item, run, arg);
+        item->state = ITEM_LEADS;
     } else {
-        cond_init(&item->changed);
-        wait_for_turn(lane, item);
-        if (item->state == ITEM_LEADS)
-            lead(combiner, lane, item, run, arg);
-        else if (item->state == ITEM_WAITS)
-            status = SHOAL_TIMED_OUT;
-        cond_release(&item->changed);
+        item->state = ITEM_WAITS;
+        list_push_back(&lane->waiting, &item->node);
     }
     mutex_unlock(&lane->mutex);
+    if (!is_first)
+        wait_for_turn(lane, item);
+    if (item->state == ITEM_LEADS)
+        lead(combiner, lane, item, run, arg);
+    else if (item->state == ITEM_WAITS)
+        status = SHOAL_TIMED_OUT;
+    sem_destroy(&item->turn);
     return status;
 }

@@ -8,6 +8,7 @@
 #ifndef SHOAL_KV_COMBINER_H
 #define SHOAL_KV_COMBINER_H
 
+#include <semaphore.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,7 +29,7 @@ struct combiner_item {
     int64_t deadline_ms; /* of waiting for its turn; run has its own */
     /* private */
     struct list_node node;
-    struct cond changed;
+    sem_t turn; /* posted once: it leads, or is done */
     int state;
 };
 
