@@ -168,3 +168,18 @@ enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *
     sem_destroy(&item->turn);
     return status;
 }
+
+size_t combiner_waiting(struct combiner *combiner)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < LANES; i++) {
+        struct lane *lane = &combiner->lanes[i];
+
+        mutex_lock(&lane->mutex);
+        LIST_FOR_EACH (item, &lane->waiting, struct combiner_item, node)
+            count++;
+        mutex_unlock(&lane->mutex);
+    }
+    return count;
+}

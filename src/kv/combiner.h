@@ -44,4 +44,7 @@ typedef void (*combiner_run_fn)(void *arg, struct combiner_item *const *items, s
  * the same). TIMED_OUT: its turn did not come before its deadline; run has not seen it. */
 enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *item, combiner_run_fn run, void *arg);
 
+/* How many wait for their turn now; for tests and counters. */
+size_t combiner_waiting(struct combiner *combiner);
+
 #endif

@@ -8,8 +8,7 @@
 #include "kv/peer_internal.h"
 #include "wire/rpc_frame.h"
 
-#define DEFAULT_INLINE_MAX_BYTES (32u << 10)
-#define DEFAULT_READ_INLINE_MAX_BYTES (128u << 10) /* they travel without a copy, so asking costs more than moving */
+#define DEFAULT_INLINE_MAX_BYTES (128u << 10) /* up to here asking costs more than moving */
 #define DEFAULT_CALL_TIMEOUT_MS 10000
 #define KEY_MAX_BYTES 1024
 /* Packed messages without inline values. */
@@ -36,9 +35,8 @@ enum shoal_status peers_create(const struct peers_config *config, struct peers *
     peers->engine = config->engine;
     peers->channels = config->channels;
     peers->inline_max_bytes = config->inline_max_bytes ? config->inline_max_bytes : DEFAULT_INLINE_MAX_BYTES;
-    peers->read_inline_max_bytes = config->read_inline_max_bytes ? config->read_inline_max_bytes
-                                   : config->inline_max_bytes    ? config->inline_max_bytes
-                                                                 : DEFAULT_READ_INLINE_MAX_BYTES;
+    peers->read_inline_max_bytes =
+        config->read_inline_max_bytes ? config->read_inline_max_bytes : peers->inline_max_bytes;
     peers->call_timeout_ms = config->call_timeout_ms > 0 ? config->call_timeout_ms : DEFAULT_CALL_TIMEOUT_MS;
     mutex_init(&peers->mutex, RANK_KV);
     list_init(&peers->exposures);

@@ -25,8 +25,8 @@ struct peers;
 struct peers_config {
     struct shoal_engine *engine;    /* borrowed */
     struct rpc_channels *channels;  /* borrowed */
-    uint32_t inline_max_bytes;      /* of writes: larger values go by the engine; 0: 32 KiB; at most 48 KiB */
-    uint32_t read_inline_max_bytes; /* of reads; 0: 128 KiB, or inline_max_bytes if that is set; at most 1 MiB */
+    uint32_t inline_max_bytes;      /* of writes: larger values go by the engine; 0: 128 KiB; at most 192 KiB */
+    uint32_t read_inline_max_bytes; /* of reads; 0: as inline_max_bytes; at most 1 MiB */
     int64_t call_timeout_ms;        /* 0: 10000 */
 };
 enum shoal_status peers_create(const struct peers_config *config, struct peers **peers_out, struct shoal_error *error);

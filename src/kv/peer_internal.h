@@ -16,9 +16,10 @@
 #include "kv/service.h"
 #include "wire/kv.pb-c.h"
 
-#define PEER_INLINE_MAX_BYTES (48u << 10)
+#define PEER_INLINE_MAX_BYTES (192u << 10)
 /* Of one request or answer; what messages need beside keys and values has room behind it. */
-#define PEER_BATCH_REQUEST_BYTES (60u << 10)
+#define PEER_BATCH_REQUEST_BYTES (60u << 10) /* unless one value alone is longer */
+#define PEER_BATCH_INLINE_BYTES (32u << 10)  /* of a batch of reads: values that are copied twice */
 #define PEER_BATCH_ANSWER_BYTES (4u << 20)
 #define PEER_BATCH_ITEMS 64u
 #define PEER_LEASES_PER_REQUEST 4096u

@@ -205,8 +205,7 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
 /* inline_max_bytes: of this question. */
 static bool is_large(const struct read_slot *slot, uint32_t inline_max_bytes)
 {
-    return slot->memory && slot->capacity_bytes &&
-           (slot->was_told || slot->capacity_bytes > inline_max_bytes);
+    return slot->memory && slot->capacity_bytes && (slot->was_told || slot->capacity_bytes > inline_max_bytes);
 }
 
 /* What was only told, or written to no avail. */
@@ -249,7 +248,8 @@ static enum shoal_status read_length(struct peers *peers, const struct peer_addr
 static enum shoal_status read_slot(struct peers *peers, const struct peer_address *owner, struct read_slot *slot,
                                    const struct call *call, struct shoal_error *error)
 {
-    bool is_told, is_answer, is_exposed = is_large(slot, peers->read_inline_max_bytes) && !peer_is_one_way(peers, owner);
+    bool is_told, is_answer,
+        is_exposed = is_large(slot, peers->read_inline_max_bytes) && !peer_is_one_way(peers, owner);
     enum shoal_status status = SHOAL_OK;
 
     if (is_exposed)
@@ -310,10 +310,16 @@ static void slot_done(struct read_batch *batch, struct read_slot *slot, enum sho
     }
 }
 
+static uint32_t batch_inline_max(const struct peers *peers)
+{
+    return peers->read_inline_max_bytes < PEER_BATCH_INLINE_BYTES ? peers->read_inline_max_bytes
+                                                                  : PEER_BATCH_INLINE_BYTES;
+}
+
 static uint64_t slot_inline_bytes(const struct peers *peers, const struct read_slot *slot)
 {
-    return slot->memory && slot->capacity_bytes < peers->inline_max_bytes ? slot->capacity_bytes
-                                                                          : peers->inline_max_bytes;
+    return slot->memory && slot->capacity_bytes < batch_inline_max(peers) ? slot->capacity_bytes
+                                                                          : batch_inline_max(peers);
 }
 
 /* As many as fit into a request and its answer. */
@@ -329,7 +335,7 @@ static void collect(struct read_batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         struct read_slot *slot = &batch->slots[i];
         size_t n = batch->asked_count;
-        bool exposes = is_large(slot, peers->inline_max_bytes) && !is_one_way;
+        bool exposes = is_large(slot, batch_inline_max(peers)) && !is_one_way;
         size_t item_bytes = BATCH_ITEM_OVERHEAD + strlen(slot->read->key) + (exposes ? memory_bytes : 0);
         uint64_t transfer = exposes ? slot->capacity_bytes : 0;
         struct shoal_error error;
@@ -352,7 +358,7 @@ static void collect(struct read_batch *batch)
         inline_bytes += slot_inline_bytes(peers, slot);
         transfer_bytes =
             transfer > BATCH_TRANSFER_BYTES - transfer_bytes ? BATCH_TRANSFER_BYTES : transfer_bytes + transfer;
-        fill_request(peers, slot, peers->inline_max_bytes, &batch->items[n], &batch->dests[n]);
+        fill_request(peers, slot, batch_inline_max(peers), &batch->items[n], &batch->dests[n]);
         batch->pointers[n] = &batch->items[n];
         batch->asked[n] = slot;
         batch->asked_count++;
@@ -388,7 +394,7 @@ static void take_item(struct read_batch *batch, struct read_slot *slot,
         status = slot_allocate(batch->owner, slot, &error);
     if (status == SHOAL_OK && is_told) {
         bool must_pull =
-            peer_is_one_way(batch->peers, batch->owner) && slot->read->len_bytes > batch->peers->inline_max_bytes;
+            peer_is_one_way(batch->peers, batch->owner) && slot->read->len_bytes > batch_inline_max(batch->peers);
         bool is_first = !slot->was_told && !was_exposed && !must_pull;
 
         /* Did not fit into the answer, or there was no memory yet: the next round. */

@@ -104,6 +104,7 @@ static void start_on_loop(void *arg)
     struct kv_service *service = args->service;
 
     args->status = loop_timer_init(&service->timer, service->loop, on_tick, service, args->error);
+    rpc_set_request_max(service->rpc, KV_REQUEST_MAX_BYTES);
     for (size_t i = 0; !args->status && i < METHOD_COUNT; i++)
         rpc_set_handler(service->rpc, methods[i].method, methods[i].fn, service);
 }

@@ -27,8 +27,9 @@ enum kv_method {
     KV_METHOD_BATCH_WRITE = 19,
 };
 
-#define KV_BATCH_ITEMS_MAX 4096        /* of one batch, delete, query or lease request; more: LIMIT */
-#define KV_INLINE_MAX_BYTES (1u << 20) /* larger values never travel inside an answer, whatever inline_max says */
+#define KV_BATCH_ITEMS_MAX 4096           /* of one batch, delete, query or lease request; more: LIMIT */
+#define KV_REQUEST_MAX_BYTES (256u << 10) /* what an owner accepts as one request: a value inside it, and its key */
+#define KV_INLINE_MAX_BYTES (1u << 20)    /* larger values never travel inside an answer, whatever inline_max says */
 
 struct kv_service;
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 
@@ -528,6 +529,91 @@ static void zeroed_objects_can_be_released(void **state)
     loop_io_release(&io);
 }
 
+/* --- deferred work --- */
+
+struct deferral {
+    struct loop *loop;
+    struct loop_task first, second, deferred;
+    int order[4], steps;
+    bool cancels;
+    atomic_bool is_done;
+};
+
+static void deferral_runs(void *arg)
+{
+    struct deferral *deferral = arg;
+    deferral->order[deferral->steps++] = 3;
+    deferral->is_done = true;
+}
+
+static void deferral_first(void *arg)
+{
+    struct deferral *deferral = arg;
+    deferral->order[deferral->steps++] = 1;
+    loop_defer(deferral->loop, &deferral->deferred, deferral_runs, deferral);
+    loop_defer(deferral->loop, &deferral->deferred, deferral_runs, deferral); /* waits already */
+}
+
+static void deferral_second(void *arg)
+{
+    struct deferral *deferral = arg;
+    deferral->order[deferral->steps++] = 2;
+    if (deferral->cancels) {
+        loop_defer_cancel(deferral->loop, &deferral->deferred);
+        loop_defer_cancel(deferral->loop, &deferral->deferred);
+        deferral->is_done = true;
+    }
+}
+
+static void post_both(void *arg)
+{
+    struct deferral *deferral = arg;
+    loop_post(deferral->loop, &deferral->first, deferral_first, deferral);
+    loop_post(deferral->loop, &deferral->second, deferral_second, deferral);
+}
+
+static void deferred_work_comes_after_all_that_is_there(void **state)
+{
+    struct deferral deferral = {.loop = loop_for_test()};
+    (void)state;
+    loop_call(deferral.loop, post_both, &deferral);
+    wait_until(deferral.is_done);
+    loop_destroy(deferral.loop);
+    assert_int_equal(deferral.steps, 3);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(deferral.order[i], i + 1);
+}
+
+static void deferred_work_can_be_withdrawn(void **state)
+{
+    struct deferral deferral = {.loop = loop_for_test(), .cancels = true};
+    (void)state;
+    loop_call(deferral.loop, post_both, &deferral);
+    wait_until(deferral.is_done);
+    loop_destroy(deferral.loop);
+    assert_int_equal(deferral.steps, 2);
+}
+
+/* Who looks for more sees what comes as well as who sleeps. */
+static void expect_and_count(void *arg)
+{
+    struct counter *counter = arg;
+    loop_expect_more(counter->loop);
+    count_run(counter);
+}
+
+static void a_loop_that_expects_more_misses_nothing(void **state)
+{
+    struct counter counter = {.loop = loop_for_test()};
+    (void)state;
+    for (int i = 1; i <= 200; i++) {
+        loop_post(counter.loop, &counter.task, expect_and_count, &counter);
+        while (counter.runs != i)
+            sched_yield();
+    }
+    loop_destroy(counter.loop);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -548,6 +634,9 @@ int main(void)
         cmocka_unit_test(without_interest_nothing_is_called),
         cmocka_unit_test(a_callback_may_release_its_descriptor),
         cmocka_unit_test(zeroed_objects_can_be_released),
+        cmocka_unit_test(deferred_work_comes_after_all_that_is_there),
+        cmocka_unit_test(deferred_work_can_be_withdrawn),
+        cmocka_unit_test(a_loop_that_expects_more_misses_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

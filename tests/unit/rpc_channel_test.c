@@ -27,7 +27,7 @@
 #define THREADS 16
 #define NODE_INSTANCE 77
 
-enum { METHOD_ECHO = 1, METHOD_HOLD = 2, METHOD_FAIL = 3, METHOD_BIG = 4, METHOD_PATIENCE = 5 };
+enum { METHOD_ECHO = 1, METHOD_HOLD = 2, METHOD_FAIL = 3, METHOD_BIG = 4, METHOD_PATIENCE = 5, METHOD_ATTACH = 6 };
 
 /* --- a real server --- */
 
@@ -67,6 +67,21 @@ static void on_big(void *arg, struct rpc_request *request)
         body[i] = (uint8_t)(i * 31);
     rpc_reply(request, SHOAL_OK, NULL, body, len);
     free(body);
+}
+
+/* The request's length as an attachment, behind a message of four bytes. */
+static void on_attach(void *arg, struct rpc_request *request)
+{
+    uint32_t len;
+    uint8_t *value;
+
+    (void)arg;
+    memcpy(&len, request->body, sizeof len);
+    value = malloc(len + 1);
+    for (uint32_t i = 0; i < len; i++)
+        value[i] = (uint8_t)(i * 37);
+    rpc_reply_parts(request, "head", 4, value, len, true);
+    free(value);
 }
 
 static void on_patience(void *arg, struct rpc_request *request)
@@ -119,6 +134,7 @@ static void server_start(struct server *server, uint16_t port)
     rpc_set_handler(server->rpc, METHOD_FAIL, on_fail, server);
     rpc_set_handler(server->rpc, METHOD_BIG, on_big, server);
     rpc_set_handler(server->rpc, METHOD_PATIENCE, on_patience, server);
+    rpc_set_handler(server->rpc, METHOD_ATTACH, on_attach, server);
     snprintf(server->address, sizeof server->address, "127.0.0.1:%u", endpoint_port(server->endpoint));
     assert_int_equal(endpoint_start(server->endpoint, server->address, NULL), SHOAL_OK);
 }
@@ -498,6 +514,61 @@ static void long_answers_and_requests(void **state)
     free(long_request);
 }
 
+static enum shoal_status call_attached(struct fixture *fixture, uint32_t len, struct rpc_sink *sink)
+{
+    struct call call = {deadline_after_ms(WAIT_MS), NULL};
+    struct iovec part = {&len, sizeof len};
+
+    return rpc_channels_call_into(fixture->channels, fixture->server.address, 0, METHOD_ATTACH, &part, 1, &call,
+                                  &fixture->body, sink, &fixture->error);
+}
+
+static void attachments_go_where_they_belong(void **state)
+{
+    static const uint32_t sizes[] = {1, 8188, 8189, 70000, 1000003};
+    struct fixture *fixture = *state;
+    struct rpc_channels_counters counters;
+    uint8_t *memory = malloc(1000004);
+    struct call call = {deadline_after_ms(WAIT_MS), NULL};
+    uint32_t len = 5;
+    struct iovec part = {&len, sizeof len};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int allocates = 0; allocates < 2; allocates++) {
+            struct rpc_sink sink = {.memory = allocates ? NULL : memory, .room_bytes = sizes[i]};
+
+            memory[sizes[i]] = 0xee;
+            assert_int_equal(call_attached(fixture, sizes[i], &sink), SHOAL_OK);
+            assert_int_equal(fixture->body.len, 4);
+            assert_memory_equal(fixture->body.data, "head", 4);
+            assert_int_equal(sink.len_bytes, sizes[i]);
+            assert_false(sink.is_lost);
+            for (uint32_t at = 0; at < sizes[i]; at++)
+                if (((uint8_t *)sink.memory)[at] != (uint8_t)(at * 37))
+                    fail_msg("byte %u of %u is wrong", at, sizes[i]);
+            assert_int_equal(memory[sizes[i]], 0xee);
+            if (allocates)
+                free(sink.memory);
+        }
+    }
+    rpc_channels_counters(fixture->channels, &counters);
+    assert_int_equal(counters.dials, 1);
+    for (size_t i = 0; i < 2; i++) { /* too long: nothing is touched, and the next call finds its own answer */
+        struct rpc_sink sink = {.memory = memory, .room_bytes = 10};
+
+        memset(memory, 0xee, 20);
+        assert_int_equal(call_attached(fixture, i ? 70000 : 11, &sink), SHOAL_OK);
+        assert_true(sink.is_lost);
+        assert_int_equal(sink.len_bytes, i ? 70000 : 11);
+        for (size_t at = 0; at < 20; at++)
+            assert_int_equal(memory[at], 0xee);
+    }
+    assert_int_equal(rpc_channels_call(fixture->channels, fixture->server.address, 0, METHOD_ATTACH, &part, 1, &call,
+                                       &fixture->body, &fixture->error),
+                     SHOAL_PROTOCOL); /* nobody asked for one */
+    free(memory);
+}
+
 static void instances_are_told_apart(void **state)
 {
     struct fixture *fixture = *state;
@@ -821,6 +892,7 @@ int main(void)
         TEST(answers_come_back_on_one_connection),
         TEST(patience_travels),
         TEST(long_answers_and_requests),
+        TEST(attachments_go_where_they_belong),
         TEST(instances_are_told_apart),
         TEST(a_restarted_server_is_called_again),
         TEST(nobody_there),
