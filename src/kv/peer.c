@@ -11,6 +11,7 @@
 #define DEFAULT_INLINE_MAX_BYTES (128u << 10) /* up to here asking costs more than moving */
 #define DEFAULT_CALL_TIMEOUT_MS 10000
 #define KEY_MAX_BYTES 1024
+#define DELETE_ITEMS 256u /* of one request */
 /* Packed messages without inline values. */
 #define SMALL_MESSAGE_BYTES 4096
 
@@ -146,14 +147,14 @@ enum shoal_status peer_delete(struct peers *peers, const struct peer_address *ow
                               enum shoal_status *statuses_out, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
-    Shoal__Wire__KvDeleteRequest__Item items[PEER_BATCH_ITEMS], *pointers[PEER_BATCH_ITEMS];
+    Shoal__Wire__KvDeleteRequest__Item items[DELETE_ITEMS], *pointers[DELETE_ITEMS];
     enum shoal_status first = SHOAL_OK, status;
     struct shoal_error local;
 
     for (size_t at = 0; at < count;) {
         size_t some = 0, bytes = 0;
 
-        while (at + some < count && some < PEER_BATCH_ITEMS) {
+        while (at + some < count && some < DELETE_ITEMS) {
             size_t key_len = strlen(keys[at + some]);
 
             if (some && bytes + key_len > PEER_BATCH_REQUEST_BYTES - some * 32)

@@ -61,7 +61,11 @@ enum shoal_status kv_lease_add(struct kv_service *service, const struct kv_origi
     struct lease_holding counted = *holding;
     enum shoal_status status;
 
-    counted.len_bytes = holding->object ? tier_object_len(holding->object) : tier_allocation_len(holding->allocation);
+    /* A chunk in a staging buffer keeps nothing in the tiers. */
+    if (holding->object)
+        counted.len_bytes = tier_object_len(holding->object);
+    else if (holding->allocation)
+        counted.len_bytes = tier_allocation_len(holding->allocation);
     if (!peer || service->is_stopping)
         return error_set(error, SHOAL_CANCELED, 0, "the caller or the owner is leaving");
     status = leases_add(&service->leases, peer, &counted, clock_now_ms(), id_out, error);
