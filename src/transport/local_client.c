@@ -741,8 +741,10 @@ void local_close_all_peers(struct local *local)
 bool local_accepts(struct transport_peer *base, const struct transport_request *request)
 {
     (void)base;
-    (void)request;
-    return true;
+    /* A small request that its own thread can carry out over a direct TCP connection is faster that way: it wakes no
+     * loop here (bench/run local). TCP sees such requests first when there is no direct connection yet, and makes one.
+     */
+    return !request->wants_direct;
 }
 
 void local_submit(struct transport_peer *base, struct transport_request *request)

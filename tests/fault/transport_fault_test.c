@@ -10,7 +10,7 @@
 #include "transport/fault.h"
 #include "transport/mem.h"
 
-#define LEN 65536u
+#define LEN (2u * 65536) /* more than a direct TCP connection takes */
 
 struct pair {
     struct shoal_engine *target, *own;

@@ -18,7 +18,7 @@
 #include "wire/hello.h"
 #include "wire/local.h"
 
-#define LEN 65536u
+#define LEN (2u * 65536) /* more than a direct TCP connection takes */
 
 static struct shoal_engine *engine;
 static uint8_t *memory; /* of engine, readable and writable */
