@@ -47,6 +47,27 @@ static void pair_open(struct pair *pair, size_t len, unsigned access)
               &error);
 }
 
+/* What was asked of a peer went over the transport under test: none falls back in silence. */
+static void check_path(void *arg, const struct engine_peer_view *view)
+{
+    uint64_t bytes = *(uint64_t *)arg;
+    bool leaves_small = strcmp(transport_name, "local") == 0; /* to a direct connection */
+
+    assert_string_equal(view->paths[0].transport, transport_name);
+    assert_null(view->paths[0].refusal);
+    assert_true(view->paths[0].bytes >= bytes);
+    for (unsigned i = 1; i < view->path_count; i++)
+        assert_true(view->paths[i].bytes < (leaves_small ? MIB : 1));
+    *(uint64_t *)arg = UINT64_MAX; /* one peer, no more */
+}
+
+/* At least so many bytes; in requests that are not small. */
+static void check_paths(struct shoal_engine *engine, uint64_t bytes)
+{
+    assert_int_equal(engine_peers_visit(engine, check_path, &bytes), SHOAL_OK);
+    assert_true(bytes == UINT64_MAX);
+}
+
 static void pair_close(struct pair *pair)
 {
     shoal_segment_close(pair->segment);
@@ -77,17 +98,6 @@ static struct shoal_request request_of(const struct pair *pair, enum shoal_op op
                                   .local = pair->local + offset,
                                   .remote_addr = (uint64_t)(uintptr_t)pair->remote + offset,
                                   .len_bytes = len};
-}
-
-/* It went over the transport under test. */
-static void check_path(void *arg, const struct engine_peer_view *view)
-{
-    (void)arg;
-    assert_string_equal(view->paths[0].transport, transport_name);
-    assert_null(view->paths[0].refusal);
-    assert_true(view->paths[0].bytes >= 2 * 64ull * MIB);
-    for (unsigned i = 1; i < view->path_count; i++) /* the local transport leaves small ones to a direct connection */
-        assert_true(view->paths[i].bytes < (strcmp(transport_name, "local") == 0 ? MIB : 1));
 }
 
 static void test_sizes(void **state)
@@ -122,7 +132,7 @@ static void test_sizes(void **state)
     assert_ok(transfer(pair.own, pair.segment, SHOAL_OP_WRITE, pair.local, pair.remote + 1, 0, 64 * MIB, &error),
               &error);
     assert_int_equal(content_find_difference(pair.remote + 1, 64 * MIB, 3, 0), -1);
-    assert_int_equal(engine_peers_visit(pair.own, check_path, NULL), SHOAL_OK);
+    check_paths(pair.own, 2 * 64ull * MIB);
     pair_close(&pair);
 }
 
@@ -326,6 +336,7 @@ static void test_cancel(void **state)
         assert_memory_equal(copy + 4096, pair.local + 4096, pair.len - 4096);
         free(copy);
     }
+    check_paths(pair.own, SIZE);
     pair_close(&pair);
 }
 
@@ -362,6 +373,7 @@ static void test_cancel_large(void **state)
         shoal_batch_destroy(small_batch);
         assert_int_equal(content_find_difference(pair.local + LARGE, COUNT * SMALL, 1, LARGE), -1);
     }
+    check_paths(pair.own, 6ull * COUNT * SMALL);
     pair_close(&pair);
 }
 
@@ -610,6 +622,7 @@ static void test_several_loops(void **state)
         }
         shoal_batch_destroy(batch);
     }
+    check_paths(pair.own, 3ull * COUNT * SIZE);
     pair_close(&pair);
     free(requests);
 }
@@ -637,6 +650,7 @@ static void test_killed(void **state)
     assert_ok(shoal_engine_register_memory(own, local, (size_t)COUNT * SIZE, NULL, 0, NULL, &error), &error);
     assert_ok(shoal_segment_open(own, child.name, NULL, &segment, &error), &error);
     assert_ok(transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error), &error);
+    check_paths(own, SIZE);
     assert_ok(shoal_batch_create(own, COUNT, &batch, &error), &error);
     for (size_t i = 0; i < COUNT; i++)
         requests[i] = (struct shoal_request){.op = SHOAL_OP_READ,
@@ -688,6 +702,7 @@ static void test_stopped(void **state)
     memset(local, 0, SIZE);
     wait_until(transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error) == SHOAL_OK);
     assert_int_equal(content_find_difference(local, SIZE, 1, 0), -1);
+    check_paths(own, 2ull * SIZE);
     child_stop(&child);
     shoal_segment_close(segment);
     shoal_engine_destroy(own);
