@@ -605,7 +605,7 @@ static void test_threads(void **state)
     world_close(&world);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_completes, fixture_setup, fixture_teardown),
@@ -622,5 +622,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_threads, fixture_setup, fixture_teardown),
     };
 
+    fixture_run_child(argc, argv);
     return cmocka_run_group_tests_name("transport direct", tests, NULL, NULL);
 }

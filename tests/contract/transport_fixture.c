@@ -36,9 +36,15 @@ void fixture_check(enum shoal_status expected, enum shoal_status actual, const s
     _fail(file, line);
 }
 
+#define CHILD_MARK "SHOAL_FIXTURE_CHILD" /* in the environment of a child */
+
 int fixture_setup(void **state)
 {
     (void)state;
+    if (getenv(CHILD_MARK)) { /* each child would make children of its own */
+        fprintf(stderr, "main must call fixture_run_child first\n");
+        _exit(1);
+    }
     directory = tmpdir_make();
     snprintf(uri, sizeof uri, "sqlite:%s/meta.db", directory);
     return 0;
@@ -213,6 +219,7 @@ static struct child start(const struct shoal_engine_config *config, size_t len, 
     if (child.pid == 0) {
         fcntl(to_parent[1], F_SETFD, 0);
         fcntl(to_child[0], F_SETFD, 0);
+        setenv(CHILD_MARK, "1", 1);
         execv("/proc/self/exe", argv);
         _exit(1);
     }
