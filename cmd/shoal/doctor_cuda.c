@@ -1,82 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver, if there is one: loaded only to ask it what there is. */
-#include <dlfcn.h>
+/* The CUDA driver and its devices, as cuda:N locations see them. */
 #include <stdio.h>
-#include <string.h>
+
+#include "transport/device.h"
 
 #include "doctor.h"
 
 #define DEVICES_SHOWN 16
-#define ATTRIBUTE_DMA_BUF 124 /* CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED */
 
-/* The driver's functions have C's calling convention and answer 0 when all is well. */
-struct driver {
-    int (*init)(unsigned flags);
-    int (*version)(int *version);
-    int (*count)(int *count);
-    int (*get)(int *device, int number);
-    int (*name)(char *name, int len, int device);
-    int (*attribute)(int *value, int attribute, int device);
-};
-
-static bool load(void *library, struct driver *driver)
+static void tell_device(struct doctor *doctor, const struct device_info *info)
 {
-    const struct {
-        const char *name;
-        void *function;
-    } wanted[] = {
-        {"cuInit", &driver->init},
-        {"cuDriverGetVersion", &driver->version},
-        {"cuDeviceGetCount", &driver->count},
-        {"cuDeviceGet", &driver->get},
-        {"cuDeviceGetName", &driver->name},
-        {"cuDeviceGetAttribute", &driver->attribute},
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        void *found = dlsym(library, wanted[i].name);
-        if (!found)
-            return false;
-        memcpy(wanted[i].function, &found, sizeof found); /* ISO C has no cast between the two */
-    }
-    return true;
-}
-
-static void check_devices(struct doctor *doctor, const struct driver *driver)
-{
-    int version = 0, count = 0, result = driver->init(0);
-    if (result != 0 || driver->version(&version) != 0 || driver->count(&count) != 0) {
-        doctor_tell(doctor, DOCTOR_WARN, "cuda",
-                    "see nvidia-smi: driver and kernel module must fit, a container needs the devices",
-                    "the CUDA driver is installed and does not start (error %d)", result);
-        return;
-    }
-    doctor_tell(doctor, DOCTOR_OK, "cuda", NULL, "driver of CUDA %d.%d, %d device%s", version / 1000,
-                version % 1000 / 10, count, count == 1 ? "" : "s");
-    for (int i = 0; i < count && i < DEVICES_SHOWN; i++) {
-        char check[24], name[128] = "?";
-        int device, has_dmabuf = 0;
-        snprintf(check, sizeof check, "cuda:%d", i);
-        if (driver->get(&device, i) != 0)
-            continue;
-        (void)driver->name(name, (int)sizeof name, device);
-        (void)driver->attribute(&has_dmabuf, ATTRIBUTE_DMA_BUF, device);
-        name[sizeof name - 1] = '\0';
-        doctor_tell(doctor, DOCTOR_OK, check, NULL, "%s, %s", name,
-                    has_dmabuf ? "its memory can be given to network devices (dmabuf)"
-                               : "no dmabuf: its memory travels through buffers of the host");
-    }
+    char check[24];
+    snprintf(check, sizeof check, "cuda:%u", info->number);
+    doctor_tell(doctor, DOCTOR_OK, check, NULL, "%s, %.1f GiB%s%s; %s", info->name,
+                (double)info->memory_bytes / (1024.0 * 1024.0 * 1024.0), info->pci_bus_id[0] ? ", PCI " : "",
+                info->pci_bus_id,
+                info->has_dmabuf ? "its memory could be given to network devices (dmabuf)" : "no dmabuf");
+    doctor_add(doctor, "memory_bytes", json_integer((json_int_t)info->memory_bytes));
+    doctor_add(doctor, "has_dmabuf", json_boolean(info->has_dmabuf));
 }
 
 void doctor_check_cuda(struct doctor *doctor)
 {
-    struct driver driver;
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        doctor_tell(doctor, DOCTOR_OK, "cuda", NULL, "no driver (libcuda.so.1): there is no cuda:N memory here");
-    else if (!load(library, &driver))
-        doctor_tell(doctor, DOCTOR_WARN, "cuda", "update the driver", "the CUDA driver is too old: it lacks functions");
-    else
-        check_devices(doctor, &driver);
-    if (library)
-        dlclose(library);
+    struct device_info infos[DEVICES_SHOWN];
+    unsigned count = 0;
+    int version = 0;
+    struct shoal_error error;
+    enum shoal_status status = device_list(infos, DEVICES_SHOWN, &count, &version, &error);
+    if (status == SHOAL_UNSUPPORTED) {
+        doctor_tell(doctor, DOCTOR_OK, "cuda", NULL, "there is no cuda:N memory here: %s", error.message);
+    } else if (status != SHOAL_OK) {
+        doctor_tell(doctor, DOCTOR_WARN, "cuda",
+                    "see nvidia-smi: driver and kernel module must fit, a container needs the devices", "%s",
+                    error.message);
+    } else {
+        doctor_tell(doctor, DOCTOR_OK, "cuda", NULL,
+                    "driver of CUDA %d.%d, %u device%s; transfers go through buffers of the host", version / 1000,
+                    version % 1000 / 10, count, count == 1 ? "" : "s");
+        for (unsigned i = 0; i < count && i < DEVICES_SHOWN; i++)
+            tell_device(doctor, &infos[i]);
+    }
 }

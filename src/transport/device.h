@@ -53,7 +53,7 @@ struct device_info {
     bool has_dmabuf;
 };
 /* What there is; makes no context. count_out may be larger than capacity. version_out: 12040 for 12.4; may be NULL.
- * UNSUPPORTED: no driver. */
+ * UNSUPPORTED: no driver. IO: one that does not work. */
 enum shoal_status device_list(struct device_info *infos, unsigned capacity, unsigned *count_out, int *version_out,
                               struct shoal_error *error);
 

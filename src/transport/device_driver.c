@@ -65,8 +65,7 @@ static enum shoal_status load(struct shoal_error *error)
 #undef CUDA_FIND
     if (missing) {
         dlclose(library);
-        return error_set(error, SHOAL_UNSUPPORTED, 0, "%s is no CUDA driver that can be used: it has no %s", path,
-                         missing);
+        return error_set(error, SHOAL_IO, 0, "%s is no CUDA driver that can be used: it has no %s", path, missing);
     }
 #define CUDA_FIND(member, symbol, parameters) (void)find_symbol(library, symbol, &loaded.member);
     CUDA_OPTIONAL_FUNCTIONS(CUDA_FIND)
@@ -74,7 +73,7 @@ static enum shoal_status load(struct shoal_error *error)
     result = loaded.init(0);
     if (result != CUDA_OK) {
         /* It stays mapped: a driver that has started threads cannot be unloaded. */
-        return error_set(error, SHOAL_UNSUPPORTED, 0, "the CUDA driver does not start: %s",
+        return error_set(error, SHOAL_IO, 0, "the CUDA driver does not start: %s",
                          device_driver_text(&loaded, result, text, sizeof text));
     }
     if (loaded.driver_version(&version) == CUDA_OK)

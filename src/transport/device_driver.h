@@ -84,7 +84,7 @@ struct device_driver {
 };
 
 /* Loads and initialises it once per process; a failure is tried again by the next call. Any thread.
- * UNSUPPORTED: no driver, or it does not start; the message says which and why. */
+ * UNSUPPORTED: no driver. IO: one that lacks functions or does not start; the message says why. */
 enum shoal_status device_driver_get(const struct device_driver **out, struct shoal_error *error);
 /* "CUDA_ERROR_OUT_OF_MEMORY (out of memory)" and the like; text is buffer or static. */
 const char *device_driver_text(const struct device_driver *driver, cuda_result result, char *buffer, size_t len);

@@ -83,6 +83,15 @@ void tcp_live(struct tcp *tcp, int by)
     mutex_unlock(&tcp->mutex);
 }
 
+void tcp_stages_live(struct tcp *tcp, int by)
+{
+    mutex_lock(&tcp->mutex);
+    tcp->stages += (unsigned)by;
+    if (tcp->stages == 0)
+        cond_broadcast(&tcp->changed);
+    mutex_unlock(&tcp->mutex);
+}
+
 /* --- the way back --- */
 
 static void run_outbox(void *arg);
@@ -718,9 +727,9 @@ static void tcp_free(struct tcp *tcp)
     for (unsigned i = 0; i < tcp->env.data_loop_count; i++)
         if (tcp->shards[i].tcp)
             loop_call(tcp->shards[i].loop, stop_shard, &tcp->shards[i]);
-    /* Staging ends when the device has ended its copies. */
+    /* Connections let go of their stages when they are closed; a stage ends when the device has ended its copies. */
     mutex_lock(&tcp->mutex);
-    while (tcp->live_objects > 0)
+    while (tcp->stages > 0)
         cond_wait(&tcp->changed, &tcp->mutex);
     mutex_unlock(&tcp->mutex);
     /* Each connection that went may have posted a grant to another's shard. */

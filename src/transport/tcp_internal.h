@@ -104,12 +104,13 @@ struct tcp {
     unsigned next_shard, closed_peers;
 
     struct mutex mutex;   /* RANK_TRANSPORT: guards the outbox below and every client's inbox */
-    struct cond changed;  /* live_objects fell to 0 */
+    struct cond changed;  /* live_objects or stages fell to 0 */
     struct list returned; /* transport_request.node */
     struct list gone;     /* tcp_client.node */
     struct loop_task outbox_task;
     bool is_outbox_posted;
-    unsigned live_objects; /* peers, client connections, server connections on their way to a shard, stages */
+    unsigned live_objects; /* peers, client connections, server connections on their way to a shard */
+    unsigned stages;       /* of server connections, or what such a connection left behind */
 
     struct mutex direct_mutex;     /* RANK_TRANSPORT: states of direct connections and their pools; never with mutex */
     struct loop_timer direct_tick; /* loop 0; runs while there are direct connections */
@@ -202,6 +203,7 @@ void tcp_client_is_gone(struct tcp *tcp, struct tcp_client *client);
 /* Runs what has come back, if the caller is on loop 0 (else a posted task does). From io callbacks and timers only. */
 void tcp_run_outbox(struct tcp *tcp);
 void tcp_live(struct tcp *tcp, int by);
+void tcp_stages_live(struct tcp *tcp, int by);
 struct shoal_error *tcp_error(enum shoal_status status, int sys_errno, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void tcp_shard_arm_tick(struct tcp_shard *shard);

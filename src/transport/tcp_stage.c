@@ -71,7 +71,7 @@ static void reap(struct tcp_stage *stage)
     device_buffer_put(stage->device, stage->use, stage->granted);
     memory_unpin(tcp->env.memory, stage->region);
     free(stage);
-    tcp_live(tcp, -1);
+    tcp_stages_live(tcp, -1);
 }
 
 static void stage_fail(struct tcp_stage *stage, enum shoal_status status, const struct shoal_error *error)
@@ -284,7 +284,7 @@ struct tcp_stage *tcp_stage_create(struct tcp *tcp, struct loop *loop, struct me
     list_node_init(&stage->wait.node);
     for (unsigned i = 0; i < PARTS; i++)
         stage->parts[i].stage = stage;
-    tcp_live(tcp, 1);
+    tcp_stages_live(tcp, 1);
     return stage;
 }
 

@@ -337,15 +337,10 @@ static enum shoal_status own_set(struct ucx_conn *conn, const struct ucx_transfe
     struct ucx *ucx = conn->peer_ucx;
     const struct transport_request *request = transfer->request;
     bool is_fallback = conn->peer->fallback_until_ms > clock_now_ms();
-    struct memory_region *region;
-    char location[LOCATION_TEXT_BYTES] = "*";
+    /* What is staged for device memory goes over the devices near that memory. */
+    const char *location = request->local_region ? memory_location(request->local_region) : "*";
     enum shoal_status status;
 
-    if (ucx->matrix && memory_pin(ucx->env.memory, (uint64_t)(uintptr_t)request->local, request->len_bytes, 0, 0,
-                                  &region, NULL) == SHOAL_OK) {
-        snprintf(location, sizeof location, "%s", memory_location(region));
-        memory_unpin(ucx->env.memory, region);
-    }
     status = ucx_set_choose(ucx, location, is_fallback, set_out, error);
     if (status == SHOAL_OK)
         status = ucx_set_open(ucx, *set_out, error);

@@ -137,6 +137,17 @@ class DoctorTest(cli.CliTest):
                               "locked memory", "threads", "tcp receive", "tcp send", "rmem_max", "tcp congestion", "numa", "huge pages", "directory",
                               "disk speed", "transports", "rdma", "cuda"}, set(checks))
 
+    def test_cuda(self):
+        self.env["SHOAL_CUDA_DRIVER"] = "/nowhere/libcuda.so.1"
+        self.one(self.checks(), "cuda", "OK", "/nowhere/libcuda.so.1")
+        self.env["SHOAL_CUDA_DRIVER"] = "libm.so.6"
+        self.one(self.checks(), "cuda", "WARN", "is no CUDA driver", "nvidia-smi")
+        self.env["SHOAL_CUDA_DRIVER"] = os.environ["SHOAL_TEST_CUDA_STUB"]
+        checks = self.checks()
+        self.one(checks, "cuda", "OK", "CUDA 12.4, 2 devices")
+        self.assertGreater(self.one(checks, "cuda:1", "OK")["memory_bytes"], 0)
+        self.assertNotIn("cuda:2", checks)
+
     def test_text_says_the_same(self):
         out, err = self.run_shoal("doctor")
         self.assertEqual(err, "")

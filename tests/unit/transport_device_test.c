@@ -48,12 +48,12 @@ static void test_no_driver(void **state)
     assert_fails(SHOAL_UNSUPPORTED, "/nowhere/libcuda.so.1", device_open(0, &device, &error));
     assert_fails(SHOAL_UNSUPPORTED, "no CUDA driver", device_list(&info, 1, &count, NULL, &error));
     use_driver("libm.so.6");
-    assert_fails(SHOAL_UNSUPPORTED, "is no CUDA driver", device_open(0, &device, &error));
+    assert_fails(SHOAL_IO, "is no CUDA driver", device_open(0, &device, &error));
     use_driver(driver_path);
     if (!cuda_test_stub())
         return;
     cuda_test_stub()->fail_call("cuInit", NO_DEVICE, 0);
-    assert_fails(SHOAL_UNSUPPORTED, "CUDA_ERROR_NO_DEVICE", device_open(0, &device, &error));
+    assert_fails(SHOAL_IO, "CUDA_ERROR_NO_DEVICE", device_open(0, &device, &error));
 }
 
 static void test_devices(void **state)
