@@ -37,10 +37,10 @@ void engine_window_close(struct shoal_engine *engine, uint64_t key);
 
 /* --- memory --- */
 
-/* Page-aligned memory, zeroed, not registered yet. Where processes are likely to be kept from reading each other's memory
- * (transport/shared.h) it is a file: a peer on this host that is granted any part of it then gets the file and can read
- * all of it, though never write, until it is freed. So this is for memory whose contents are for the cluster anyway.
- * NO_MEMORY, INVALID_ARGUMENT. Any thread. */
+/* Page-aligned memory, zeroed, not registered yet. Where processes are likely to be kept from reading each other's
+ * memory (transport/shared.h) it is a file: a peer on this host that is granted any part of it then gets the file and
+ * can read all of it, though never write, until it is freed. So this is for memory whose contents are for the cluster
+ * anyway. NO_MEMORY, INVALID_ARGUMENT. Any thread. */
 enum shoal_status engine_memory_alloc(struct shoal_engine *engine, uint64_t len_bytes, bool has_huge_pages,
                                       void **addr_out, struct shoal_error *error);
 /* It must not be registered any more. Waits for loop 0. NULL: nothing. Any thread. */

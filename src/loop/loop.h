@@ -40,8 +40,8 @@ struct loop_task {
 void loop_post(struct loop *loop, struct loop_task *task, void (*fn)(void *arg), void *arg);
 
 /* Loop thread only: runs once everything that came with the present events has been looked at, so that work which they
- * cause together is done together. Costs no wake-up. A task that waits is withdrawn by loop_defer_cancel, which its owner
- * calls before it goes. Deferring a task that waits already does nothing. */
+ * cause together is done together. Costs no wake-up. A task that waits is withdrawn by loop_defer_cancel, which its
+ * owner calls before it goes. Deferring a task that waits already does nothing. */
 void loop_defer(struct loop *loop, struct loop_task *task, void (*fn)(void *arg), void *arg);
 void loop_defer_cancel(struct loop *loop, struct loop_task *task);
 

@@ -37,8 +37,9 @@ struct shared_table {
     bool has_files;
 };
 
-/* Ordinary memory is faster to fill (huge pages, cheaper faults) and another process can usually read it as it is. Files
- * are for where the kernel is likely to say no: a system call filter, a ptrace scope, a PID namespace of our own. */
+/* Ordinary memory is faster to fill (huge pages, cheaper faults) and another process can usually read it as it is.
+ * Files are for where the kernel is likely to say no: a system call filter, a ptrace scope, a PID namespace of our own.
+ */
 static bool wants_files(void)
 {
     const char *setting = getenv("SHOAL_LOCAL_CMA");
@@ -153,7 +154,8 @@ enum shoal_status shared_alloc(struct shared_table *table, uint64_t len, bool ha
     if (has_huge_pages)
         is_mapped = map_file(table, memory, round_up(len, HUGE_PAGE_BYTES), MFD_HUGETLB) ||
                     map_ordinary(memory, round_up(len, HUGE_PAGE_BYTES), MAP_HUGETLB);
-    is_mapped = is_mapped || map_file(table, memory, round_up(len, page), 0) || map_ordinary(memory, round_up(len, page), 0);
+    is_mapped =
+        is_mapped || map_file(table, memory, round_up(len, page), 0) || map_ordinary(memory, round_up(len, page), 0);
     if (!is_mapped) {
         saved = errno;
         free(memory);

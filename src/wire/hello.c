@@ -4,8 +4,8 @@
  */
 #include "wire/hello.h"
 
-#include <stdbool.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/endian.h"
