@@ -109,7 +109,8 @@ enum shoal_access {
  * the memory must not be freed before it is unregistered (transfers of it would fail with IO).
  * key_out (may be NULL): remote key of this registration, never reused by this engine.
  * INVALID_ARGUMENT: NULL address with len > 0, wrapping range, unknown access, malformed location, NUMA node or GPU N
- * that this machine does not have, memory that is not that GPU's.
+ * that this machine does not have, memory that is not that GPU's, GPU memory with another location (noticed if the
+ * process has loaded the driver).
  * ADDRESS_OVERLAPPED: overlaps an unequal registered range. UNSUPPORTED: location without driver. NO_MEMORY. */
 SHOAL_API enum shoal_status shoal_engine_register_memory(struct shoal_engine *engine, void *addr, uint64_t len_bytes,
                                                          const char *location, unsigned access, uint64_t *key_out,

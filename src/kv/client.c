@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "kv/client_internal.h"
+#include "transport/device.h"
 
 /* --- open and close --- */
 
@@ -171,6 +172,7 @@ static enum shoal_status set_begin(struct kv_set *set, struct shoal_kv *kv, stru
     mutex_init(&set->mutex, RANK_KV);
     for (size_t i = 0; i < count; i++) {
         struct shoal_error why;
+        unsigned gpu;
 
         items[i].status = KV_PENDING;
         if (rule == DATA_SET_BY_CALL)
@@ -180,6 +182,10 @@ static enum shoal_status set_begin(struct kv_set *set, struct shoal_kv *kv, stru
         } else if (rule == DATA_GIVEN && !items[i].data && items[i].len_bytes) {
             error_set(&why, SHOAL_INVALID_ARGUMENT, 0, "memory of %llu bytes is NULL",
                       (unsigned long long)items[i].len_bytes);
+            kv_set_end(set, i, SHOAL_INVALID_ARGUMENT, &why);
+        } else if (rule == DATA_GIVEN && items[i].len_bytes && device_is_device_memory(items[i].data, &gpu)) {
+            error_set(&why, SHOAL_INVALID_ARGUMENT, 0,
+                      "%p is memory of cuda:%u: values come from and go to host memory", items[i].data, gpu);
             kv_set_end(set, i, SHOAL_INVALID_ARGUMENT, &why);
         }
         if (rule == DATA_SET_BY_CALL)

@@ -201,6 +201,22 @@ enum shoal_status device_check(struct device *device, uint64_t addr, uint64_t le
     return status;
 }
 
+bool device_is_device_memory(const void *addr, unsigned *number_out)
+{
+    static const int attributes[] = {CUDA_POINTER_MEMORY_TYPE, CUDA_POINTER_ORDINAL, CUDA_POINTER_IS_MANAGED};
+    cuda_result (*look)(unsigned, const int *, void **, cuda_pointer) = device_driver_peek();
+    uint32_t type = 0;
+    int ordinal = -1;
+    uint8_t is_managed = 0;
+    void *values[] = {&type, &ordinal, &is_managed};
+
+    if (!look || look(3, attributes, values, (cuda_pointer)(uintptr_t)addr) != CUDA_OK ||
+        type != CUDA_MEMORY_TYPE_DEVICE || is_managed || ordinal < 0)
+        return false;
+    *number_out = (unsigned)ordinal;
+    return true;
+}
+
 enum shoal_status device_dmabuf_fd(struct device *device, uint64_t addr, uint64_t len, int *fd_out,
                                    uint64_t *offset_out, struct shoal_error *error)
 {

@@ -27,7 +27,8 @@ struct device; /* one "cuda:N" in use */
 /* --- devices and their memory --- */
 
 /* Takes a reference. INVALID_ARGUMENT: no such device here (the message says how many there are). UNSUPPORTED: no
- * driver. IO: the driver refuses. NO_MEMORY, LIMIT (threads). Blocks: the first use of a device starts its context. */
+ * driver. IO: the driver refuses, or does not work. NO_MEMORY, LIMIT (threads). Blocks: the first use of a device
+ * starts its context. */
 enum shoal_status device_open(unsigned number, struct device **out, struct shoal_error *error);
 /* With the last reference the device's threads end and its buffers and context go. No copy may be running. Blocks; not
  * on a loop or a device's thread. NULL is allowed. */
@@ -39,6 +40,10 @@ unsigned device_number(const struct device *device);
  * IO. */
 enum shoal_status device_check(struct device *device, uint64_t addr, uint64_t len, uint64_t *allocation_out,
                                struct shoal_error *error);
+
+/* Whether the processor must not touch addr, since it is memory of a GPU (managed memory is not meant). Only drivers
+ * that this process has loaded already, whoever did, are asked; without one it is cheap. */
+bool device_is_device_memory(const void *addr, unsigned *number_out);
 
 /* A dmabuf of the pages around [addr, addr+len), for network devices that can reach device memory; offset_out: where
  * addr lies in it. The caller closes fd_out. UNSUPPORTED: driver or device has none. */

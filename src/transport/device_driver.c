@@ -2,6 +2,7 @@
 #include "transport/device_driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -18,6 +19,11 @@
 static pthread_mutex_t driver_mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; the driver starts under it */
 static struct device_driver driver;
 static bool is_loaded;
+
+typedef cuda_result (*pointer_attributes_fn)(unsigned count, const int *attributes, void **values,
+                                             cuda_pointer pointer);
+static pointer_attributes_fn peeked;   /* atomic; NULL: not found yet */
+static unsigned long long peeked_adds; /* atomic: libraries that had been loaded when it was not found */
 
 const char *device_driver_text(const struct device_driver *table, cuda_result result, char *buffer, size_t len)
 {
@@ -81,6 +87,40 @@ static enum shoal_status load(struct shoal_error *error)
     driver = loaded;
     is_loaded = true;
     return SHOAL_OK;
+}
+
+static int note_adds(struct dl_phdr_info *info, size_t size, void *arg)
+{
+    (void)size;
+    *(unsigned long long *)arg = info->dlpi_adds;
+    return 1; /* the first says it */
+}
+
+pointer_attributes_fn device_driver_peek(void)
+{
+    pointer_attributes_fn found = __atomic_load_n(&peeked, __ATOMIC_ACQUIRE);
+    unsigned long long adds = 0;
+    const char *path;
+    void *library;
+
+    if (found)
+        return found;
+    /* A search that finds nothing goes through the file system: once for each change of what is loaded. */
+    (void)dl_iterate_phdr(note_adds, &adds);
+    if (adds == __atomic_load_n(&peeked_adds, __ATOMIC_RELAXED))
+        return NULL;
+    path = secure_getenv(DEVICE_DRIVER_VARIABLE);
+    library = dlopen(path && path[0] ? path : DEVICE_DRIVER_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (!library) {
+        __atomic_store_n(&peeked_adds, adds, __ATOMIC_RELAXED);
+        return NULL;
+    }
+    if (find_symbol(library, "cuPointerGetAttributes", &found))
+        __atomic_store_n(&peeked, found,
+                         __ATOMIC_RELEASE); /* the reference to the library stays: it is used for good */
+    else
+        dlclose(library);
+    return found;
 }
 
 enum shoal_status device_driver_get(const struct device_driver **out, struct shoal_error *error)

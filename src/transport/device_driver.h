@@ -28,6 +28,7 @@ enum cuda_constants {
 
     CUDA_POINTER_MEMORY_TYPE = 2, /* uint32_t */
     CUDA_POINTER_BUFFER_ID = 7,   /* uint64_t, never the same for two allocations of a process */
+    CUDA_POINTER_IS_MANAGED = 8,  /* one byte */
     CUDA_POINTER_ORDINAL = 9,     /* int */
     CUDA_MEMORY_TYPE_DEVICE = 2,
 
@@ -86,6 +87,9 @@ struct device_driver {
 /* Loads and initialises it once per process; a failure is tried again by the next call. Any thread.
  * UNSUPPORTED: no driver. IO: one that lacks functions or does not start; the message says why. */
 enum shoal_status device_driver_get(const struct device_driver **out, struct shoal_error *error);
+/* cuPointerGetAttributes of a driver that the process has loaded, without starting it; NULL: there is none. Any thread.
+ */
+cuda_result (*device_driver_peek(void))(unsigned count, const int *attributes, void **values, cuda_pointer pointer);
 /* "CUDA_ERROR_OUT_OF_MEMORY (out of memory)" and the like; text is buffer or static. */
 const char *device_driver_text(const struct device_driver *driver, cuda_result result, char *buffer, size_t len);
 

@@ -133,10 +133,15 @@ static enum shoal_status region_make(uint64_t start, uint64_t len, const struct 
 {
     struct memory_region *region;
     enum shoal_status status;
+    unsigned number;
 
     if (start == 0 || start + len < start)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "%s",
                          start ? "memory range wraps around" : "address is NULL");
+    if (where->kind != LOCATION_CUDA && device_is_device_memory((const void *)(uintptr_t)start, &number))
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
+                         "0x%llx is device memory: register it with location \"cuda:%u\"", (unsigned long long)start,
+                         number);
     region = calloc(1, sizeof *region);
     if (!region)
         return error_no_memory(error);

@@ -356,6 +356,11 @@ static void test_registration(void **state)
     assert_non_null(strstr(error.message, "not device memory"));
     assert_status(SHOAL_INVALID_ARGUMENT,
                   shoal_engine_register_memory(engine, device, MIB * 4096, "cuda:0", 0, NULL, &error), &error);
+    assert_status(SHOAL_INVALID_ARGUMENT, shoal_engine_register_memory(engine, device, 4096, NULL, 0, NULL, &error),
+                  &error);
+    assert_non_null(strstr(error.message, "location \"cuda:0\""));
+    assert_status(SHOAL_INVALID_ARGUMENT, shoal_engine_register_memory(engine, device + 5, 8, "cpu:0", 0, NULL, &error),
+                  &error);
     assert_ok(shoal_engine_register_memory(engine, device, 4096, "cuda:0", 0, NULL, &error), &error);
     assert_ok(shoal_engine_unregister_memory(engine, device, 4096, &error), &error);
     shoal_engine_destroy(engine);

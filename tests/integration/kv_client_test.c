@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/random.h"
+#include "cuda_test.h"
 
 static void test_values_of_every_size_from_everywhere(void **state)
 {
@@ -471,6 +472,29 @@ static void test_registered_memory(void **state)
     free(wanted);
 }
 
+static void test_memory_of_a_gpu(void **state)
+{
+    struct fixture *fixture = *state;
+    uint8_t *memory;
+    uint64_t len;
+
+    if (!cuda_test_start())
+        skip();
+    memory = cuda_test_alloc(1, MIB);
+    put(fixture->a, "k", 1000, 1);
+    for (size_t size = 1000; size <= MIB; size += MIB - 1000) {
+        EXPECT_SAYING(INVALID_ARGUMENT, "memory of cuda:1",
+                      shoal_kv_put(fixture->third, "other", memory, size, NULL, &patient, &error));
+        EXPECT_SAYING(INVALID_ARGUMENT, "memory of cuda:1",
+                      shoal_kv_get_into(fixture->third, "k", memory, size, &patient, &len, &error));
+    }
+    if (!is_thin)
+        EXPECT_SAYING(INVALID_ARGUMENT, "device memory", shoal_kv_register(fixture->third, memory, MIB, &error));
+    check_value(fixture->third, "k", 1000, 1);
+    EXPECT(NOT_FOUND, shoal_kv_remove(fixture->third, "other", &patient, &error));
+    cuda_test_free(1, memory);
+}
+
 static void test_bad_arguments(void **state)
 {
     struct fixture *fixture = *state;
@@ -774,6 +798,7 @@ int main(int argc, char **argv)
         TEST(test_batches_mix_everything),
         TEST(test_memory_of_the_arena_and_registered_memory),
         TEST(test_registered_memory),
+        TEST(test_memory_of_a_gpu),
         TEST(test_bad_arguments),
         TEST(test_bad_configurations),
         TEST(test_a_call_that_is_canceled),

@@ -391,6 +391,9 @@ API(cuPointerGetAttributes, (unsigned count, const int *attributes, void **value
         case 7:
             *(uint64_t *)values[i] = allocation ? allocation->id : 0;
             break;
+        case 8:
+            *(uint8_t *)values[i] = 0;
+            break;
         case 9:
             *(int *)values[i] = allocation ? allocation->context->device : -2;
             break;

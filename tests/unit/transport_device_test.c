@@ -346,7 +346,7 @@ static void test_registration(void **state)
                  memory_register(table, memory, (uint64_t)1 << 45, "cuda:0", 0, &key, &error));
     assert_ok(memory_register(table, memory, 3 * MIB, "cuda:0", 0, &key, &error));
     assert_ok(memory_register(table, memory, 3 * MIB, "cuda:0", 0, &key, &error));
-    assert_fails(SHOAL_ADDRESS_OVERLAPPED, "another device",
+    assert_fails(SHOAL_INVALID_ARGUMENT, "location \"cuda:0\"",
                  memory_register(table, memory, 3 * MIB, "*", 0, &key, &error));
     assert_ok(memory_register(table, host, 4096, "cpu:0", 0, &key, &error));
     assert_ok(memory_pin(table, addr + MIB, MIB, 0, 0, &region, &reason));
