@@ -207,7 +207,7 @@ bool device_is_device_memory(const void *addr, unsigned *number_out)
     cuda_result (*look)(unsigned, const int *, void **, cuda_pointer) = device_driver_peek();
     uint32_t type = 0;
     int ordinal = -1;
-    uint8_t is_managed = 0;
+    uint32_t is_managed = 0; /* room for a boolean of either size */
     void *values[] = {&type, &ordinal, &is_managed};
 
     if (!look || look(3, attributes, values, (cuda_pointer)(uintptr_t)addr) != CUDA_OK ||

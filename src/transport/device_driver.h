@@ -28,7 +28,7 @@ enum cuda_constants {
 
     CUDA_POINTER_MEMORY_TYPE = 2, /* uint32_t */
     CUDA_POINTER_BUFFER_ID = 7,   /* uint64_t, never the same for two allocations of a process */
-    CUDA_POINTER_IS_MANAGED = 8,  /* one byte */
+    CUDA_POINTER_IS_MANAGED = 8,  /* a boolean, of one byte or four */
     CUDA_POINTER_ORDINAL = 9,     /* int */
     CUDA_MEMORY_TYPE_DEVICE = 2,
 
