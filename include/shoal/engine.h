@@ -61,10 +61,11 @@ struct shoal_engine_config {
      *   "tcp"             TCP alone
      *   "local"           as "auto" without a matrix
      *   "rdma"            "local", RDMA, "tcp"; there must be an RDMA device
-     *   "ucx"             UCX with its own choice of what it runs over, "tcp" */
+     *   "ucx"             UCX with its own choice of what it runs over, or over the devices of the matrix; "tcp" */
     const char *protocol;
     /* JSON, for RDMA: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}, for each location of memory ("cpu:N", "cuda:N", "*") the
-     * devices to use and those to fall back on (docs/running.md); NULL, "" or "{}": none */
+     * devices to use and those to fall back on (docs/running.md); with "ucx" also network devices ("eth0"); NULL, ""
+     * or "{}": none */
     const char *nic_priority_matrix;
 };
 
@@ -91,8 +92,8 @@ SHOAL_API void shoal_engine_destroy(struct shoal_engine *engine);
 SHOAL_API const char *shoal_engine_server_name(const struct shoal_engine *engine);
 
 /* Makes a transport available and prefers it to those before: "tcp", "local", "rdma", "ucx" (OK if it is there
- * already). args is the NIC priority matrix for "rdma", else NULL. INVALID_ARGUMENT: unknown name. UNSUPPORTED: not
- * built in or no device. */
+ * already). args is the NIC priority matrix for "rdma" and "ucx", else NULL. INVALID_ARGUMENT: unknown name.
+ * UNSUPPORTED: not built in or no device. */
 SHOAL_API enum shoal_status shoal_engine_install_transport(struct shoal_engine *engine, const char *name,
                                                            const char *args, struct shoal_error *error);
 

@@ -69,6 +69,12 @@ static enum shoal_status check_matrix(struct shoal_engine_config *config, struct
     return SHOAL_OK;
 }
 
+/* Of protocols and of transports. */
+static bool takes_matrix(const char *name)
+{
+    return strcmp(name, "rdma") == 0 || strcmp(name, "ucx") == 0;
+}
+
 static enum shoal_status check_protocol(struct shoal_engine_config *config, struct shoal_error *error)
 {
     bool has_matrix = config->nic_priority_matrix != NULL;
@@ -78,9 +84,10 @@ static enum shoal_status check_protocol(struct shoal_engine_config *config, stru
     for (size_t i = 0; i < sizeof protocols / sizeof protocols[0]; i++) {
         if (strcmp(protocols[i].name, config->protocol) != 0)
             continue;
-        if (has_matrix && strcmp(config->protocol, "rdma") != 0)
+        if (has_matrix && !takes_matrix(config->protocol))
             return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
-                             "engine config: a NIC priority matrix is for protocol rdma, not for %s", config->protocol);
+                             "engine config: a NIC priority matrix is for protocol rdma or ucx, not for %s",
+                             config->protocol);
         return SHOAL_OK;
     }
     return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
@@ -323,7 +330,7 @@ static enum shoal_status install_protocol(struct shoal_engine *engine, const str
         protocol++;
     for (size_t i = 0; i < 3 && protocol->transports[i] && status == SHOAL_OK; i++) {
         const char *name = protocol->transports[i];
-        const char *args = strcmp(name, "rdma") == 0 ? config->nic_priority_matrix : NULL;
+        const char *args = takes_matrix(name) ? config->nic_priority_matrix : NULL;
 
         status = shoal_engine_install_transport(engine, name, args, error);
     }

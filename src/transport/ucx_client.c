@@ -670,6 +670,8 @@ void ucx_client_tick(struct ucx *ucx, int64_t now_ms, bool is_late)
         }
         if (conn->ask_count == 0 && !ucx_links_are_opening(conn))
             conn->heard_ms = now_ms; /* no answer is due */
+        if (!list_is_empty(&conn->peer->transfers))
+            conn->used_ms = now_ms;
         if (now_ms - conn->heard_ms > progress_ms) {
             ucx_conn_fail(conn, SHOAL_TIMED_OUT, "no answer within the progress timeout");
         } else if (ucx_links_silent_ms(conn, now_ms) > progress_ms) {
@@ -677,15 +679,13 @@ void ucx_client_tick(struct ucx *ucx, int64_t now_ms, bool is_late)
             ucx_conn_fail(conn, SHOAL_TIMED_OUT, "no progress within the progress timeout");
         } else if (has_stuck_cancel(conn, now_ms) && ucx_links_silent_ms(conn, now_ms) > UCX_CANCEL_GRACE_MS) {
             ucx_conn_fail(conn, SHOAL_UNREACHABLE, "a canceled request did not come to an end");
-        } else if (list_is_empty(&conn->peer->transfers) && now_ms - conn->used_ms > UCX_IDLE_MS) {
-            conn_close(conn, SHOAL_CANCELED, NULL);
+        } else if (now_ms - conn->used_ms > UCX_IDLE_MS) {
+            conn_close(conn, SHOAL_CANCELED, NULL); /* and gone */
         } else if (now_ms - conn->pinged_ms > UCX_PING_MS) {
             struct ucx_frame ping = {.type = UCX_FRAME_PING};
 
             conn->pinged_ms = now_ms;
             (void)say(conn, &ping);
         }
-        if (!list_is_empty(&conn->peer->transfers))
-            conn->used_ms = now_ms;
     }
 }

@@ -17,6 +17,7 @@
 #define RDMA_CLASS "/sys/class/infiniband"
 #define NET_CLASS "/sys/class/net"
 #define RDMA_TLS "ib"
+#define DEVICE_TLS "^sm" /* no shared memory: where devices are named, they carry the bytes */
 #define DEVICES_MAX 256
 #define SET_RETRY_MS 10000
 
@@ -173,8 +174,8 @@ enum shoal_status ucx_set_open(struct ucx *ucx, unsigned index, struct shoal_err
         return error_set(error, SHOAL_UNSUPPORTED, 0, "UCX could not use the devices '%s' lately", set->devices);
     status = lib->config_read(NULL, NULL, &config);
     if (status == UCS_OK) {
-        if (!tls && strcmp(ucx->name, "rdma") == 0 && !getenv("UCX_TLS"))
-            tls = RDMA_TLS;
+        if (!tls && !getenv("UCX_TLS"))
+            tls = strcmp(ucx->name, "rdma") == 0 ? RDMA_TLS : ucx->matrix ? DEVICE_TLS : NULL;
         if (tls)
             status = lib->config_modify(config, "TLS", tls);
         if (status == UCS_OK && set->devices[0]) {

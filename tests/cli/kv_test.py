@@ -488,7 +488,7 @@ class Usage(KvTest):
                                 ("only P2P", ["--deployment_mode", "centralized"]), ("there is auto", ["--protocol", "pigeon"]),
                                 ("cannot open", ["--nic_priority_matrix", f"@{self.dir}/missing.json"]),
                                 ("not JSON", ["--nic_priority_matrix", "mlx5_0"]),
-                                ("for protocol rdma, not for tcp", ["--protocol", "tcp", "--nic_priority_matrix", '{"*": [["m"], []]}']),
+                                ("for protocol rdma or ucx, not for tcp", ["--protocol", "tcp", "--nic_priority_matrix", '{"*": [["m"], []]}']),
                                 ("must differ", ["--port", "5000", "--client_rpc_port", "5000"]),
                                 ("no arguments", ["word"]), ("not be empty", ["--cluster", ""]),
                                 ("cannot read", ["--config_path", self.dir / "missing.json"])):

@@ -91,7 +91,7 @@ class Usage(CliTest):
         cases = [("unknown protocol 'pigeon': there is auto, tcp, local, rdma, ucx", ["--protocol", "pigeon"]),
                  ("must not be empty", ["--protocol", ""]),
                  ("must not be empty", ["--nic-priority-matrix", ""]),
-                 ("is for protocol rdma, not for tcp", ["--protocol", "tcp", "--nic-priority-matrix", '{"*": [["m"], []]}']),
+                 ("is for protocol rdma or ucx, not for tcp", ["--protocol", "tcp", "--nic-priority-matrix", '{"*": [["m"], []]}']),
                  (f'cannot open "{self.dir}/none.json": No such file', ["--nic-priority-matrix", f"@{self.dir}/none.json"]),
                  ('cannot open "": No such file', ["--nic-priority-matrix", "@"]),
                  ("cannot read it: Is a directory", ["--nic-priority-matrix", f"@{self.dir}"]),

@@ -729,6 +729,8 @@ int main(int argc, char **argv)
     if (strcmp(transport_name, "fault") == 0)
         transport_args = "tcp";
     if (strcmp(transport_name, "ucx-tcp") == 0 || strcmp(transport_name, "ucx-shm") == 0) {
+        if (!fixture_has_ucx())
+            return 77;
         transport_args = strcmp(transport_name, "ucx-tcp") == 0 ? "tls=tcp" : "tls=posix,cma";
         transport_name = "ucx";
     }

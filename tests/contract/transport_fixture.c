@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport_fixture.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include "content.h"
 #include "engine/engine.h"
 #include "tmpdir.h"
+#include "transport/transport.h"
 
 const char *transport_name = "tcp", *transport_args;
 bool transport_is_remote = true, transport_is_shared;
@@ -273,4 +275,17 @@ void child_stop(struct child *child)
 void fixture_breathe(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+bool fixture_has_ucx(void)
+{
+    const struct transport_ops *ops = transport_find("ucx");
+    void *library = dlopen("libucp.so.0", RTLD_LAZY | RTLD_LOCAL);
+
+    if (library)
+        dlclose(library);
+    if (library && ops && ops->caps) /* a build without UCX knows the name, but can do nothing */
+        return true;
+    fprintf(stderr, library ? "Shoal was built without UCX\n" : "UCX is not installed (libucp.so.0)\n");
+    return false;
 }

@@ -65,6 +65,9 @@ struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms);
 void child_pause(const struct child *child); /* SIGSTOP; it has stopped when this returns */
 void child_stop(struct child *child);        /* kills; a second call does nothing */
 
+/* Whether Shoal was built with UCX and its library is here; false is explained on stderr. */
+bool fixture_has_ucx(void);
+
 #define wait_until(condition)                                                                                          \
     do {                                                                                                               \
         for (int64_t tries_ = 0; !(condition); tries_++) {                                                             \
