@@ -258,6 +258,7 @@ static void wait_until_over(struct probe_run *run)
                       is_canceled ? "interrupted" : "not done in time");
             run->stop_error = &why;
             loop_call(engine_loop(config->engine), stop_on_loop, run);
+            run->stop_error = NULL;
             continue;
         }
         uint64_t done = atomic_load_explicit(&run->done_bytes, memory_order_relaxed),

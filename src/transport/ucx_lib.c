@@ -20,8 +20,10 @@ static struct ucx_lib lib;
 static bool is_loaded;
 
 /* UCX writes to stdout otherwise. What it calls an error is mostly a peer that died, which whoever asked is told. */
-static ucs_log_func_rc_t log_message(const char *file, unsigned line, const char *function, ucs_log_level_t level,
-                                     const ucs_log_component_config_t *config, const char *format, va_list arguments)
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_message(const char *file, unsigned line,
+                                                                           const char *function, ucs_log_level_t level,
+                                                                           const ucs_log_component_config_t *config,
+                                                                           const char *format, va_list arguments)
 {
     enum shoal_log_level ours = level <= UCS_LOG_LEVEL_ERROR ? SHOAL_LOG_INFO : SHOAL_LOG_DEBUG;
     char text[512];

@@ -119,16 +119,15 @@ static void chunk_called(void *request, ucs_status_t status, void *arg)
 static ucp_rkey_h rkey_of(struct ucx_link *link, struct ucx_grant *grant)
 {
     ucp_rkey_h *rkey = &grant->rkeys[link->index];
-    ucs_status_t status;
+    ucs_status_t status = UCS_OK;
 
-    if (*rkey)
-        return *rkey;
-    status = ucx_of(link)->lib->ep_rkey_unpack(link->worker->ep, grant->packed, rkey);
-    if (status == UCS_OK)
-        return *rkey;
-    *rkey = NULL;
-    link_broke(link, "remote key", status);
-    return NULL;
+    if (!*rkey)
+        status = ucx_of(link)->lib->ep_rkey_unpack(link->worker->ep, grant->packed, rkey);
+    if (status != UCS_OK) {
+        *rkey = NULL;
+        link_broke(link, "remote key", status);
+    }
+    return *rkey;
 }
 
 /* So that the peer can fill it. */

@@ -14,8 +14,10 @@
 
 #define LEN 65536u
 
+enum mode { TAKE, REFUSE, REFUSE_ONCE, DECLINE, HOLD, UNREACHABLE, UNOPENED };
+
 static struct {
-    enum { TAKE, REFUSE, REFUSE_ONCE, DECLINE, HOLD, UNREACHABLE, UNOPENED } mode;
+    enum mode mode;
     unsigned submits;
     struct shoal_engine *engine;       /* whose requests are refused on its loop */
     struct transport_request *request; /* HOLD: the one that waits */
@@ -78,7 +80,7 @@ struct pair {
     uint8_t *remote, *local;
 };
 
-static void pair_open(struct pair *pair, int mode)
+static void pair_open(struct pair *pair, enum mode mode)
 {
     struct shoal_error error;
 
