@@ -50,6 +50,17 @@ void combiner_destroy(struct combiner *combiner)
     free(combiner);
 }
 
+/* Who was woken looks without the mutex; what run has done comes with the state (the semaphore orders it, too). */
+static void set_state(struct combiner_item *item, enum item_state state)
+{
+    __atomic_store_n(&item->state, (int)state, __ATOMIC_RELEASE); /* pairs with state_of */
+}
+
+static enum item_state state_of(const struct combiner_item *item)
+{
+    return (enum item_state)__atomic_load_n(&item->state, __ATOMIC_ACQUIRE); /* pairs with set_state */
+}
+
 /* Instances are random numbers. */
 static struct lane *lane_of(struct combiner *combiner, const struct combiner_item *item)
 {
@@ -69,7 +80,7 @@ static size_t collect(const struct combiner *combiner, struct lane *lane, struct
         if (item->target != first->target || item->kind != first->kind || bytes + item->len_bytes > combiner->max_bytes)
             continue;
         list_remove(&item->node);
-        item->state = ITEM_TRAVELS;
+        set_state(item, ITEM_TRAVELS);
         bytes += item->len_bytes;
         items[count++] = item;
     }
@@ -87,7 +98,7 @@ static struct combiner_item *hand_over(struct lane *lane)
         return NULL;
     }
     next = container_of(node, struct combiner_item, node);
-    next->state = ITEM_LEADS;
+    set_state(next, ITEM_LEADS);
     return next;
 }
 
@@ -108,7 +119,7 @@ static void wait_for_turn(struct lane *lane, struct combiner_item *item)
         if (errno == EINTR)
             continue;
         mutex_lock(&lane->mutex);
-        is_late = item->state == ITEM_WAITS;
+        is_late = state_of(item) == ITEM_WAITS;
         if (is_late)
             list_remove(&item->node);
         mutex_unlock(&lane->mutex);
@@ -133,7 +144,7 @@ static void lead(struct combiner *combiner, struct lane *lane, struct combiner_i
     mutex_lock(&lane->mutex);
     next = hand_over(lane);
     for (size_t i = 1; i < count; i++)
-        items[i]->state = ITEM_DONE;
+        set_state(items[i], ITEM_DONE);
     mutex_unlock(&lane->mutex);
     /* Those that are done first: what they ask for next may still go with the next flight. */
     for (size_t i = 1; i < count; i++)
@@ -153,17 +164,17 @@ enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *
     is_first = lane->flights < FLIGHTS_MAX && list_is_empty(&lane->waiting);
     if (is_first) {
         lane->flights++;
-        item->state = ITEM_LEADS;
+        set_state(item, ITEM_LEADS);
     } else {
-        item->state = ITEM_WAITS;
+        set_state(item, ITEM_WAITS);
         list_push_back(&lane->waiting, &item->node);
     }
     mutex_unlock(&lane->mutex);
     if (!is_first)
         wait_for_turn(lane, item);
-    if (item->state == ITEM_LEADS)
+    if (state_of(item) == ITEM_LEADS)
         lead(combiner, lane, item, run, arg);
-    else if (item->state == ITEM_WAITS)
+    else if (state_of(item) == ITEM_WAITS)
         status = SHOAL_TIMED_OUT;
     sem_destroy(&item->turn);
     return status;

@@ -30,7 +30,7 @@ struct combiner_item {
     /* private */
     struct list_node node;
     sem_t turn; /* posted once: it leads, or is done */
-    int state;
+    int state;  /* atomic */
 };
 
 /* max_bytes: of items that travel together. NULL: out of memory. */
