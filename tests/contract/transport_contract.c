@@ -561,12 +561,20 @@ static void test_destroy_pending(void **state)
     pair_close(&pair);
 }
 
+#define READS_PER_THREAD 50
+
+struct reader {
+    struct pair *pair;
+    size_t first; /* page; each thread fills its own */
+};
+
 static void *read_often(void *arg)
 {
-    struct pair *pair = arg;
+    struct reader *reader = arg;
+    struct pair *pair = reader->pair;
     struct shoal_error error;
 
-    for (size_t i = 0; i < 50; i++)
+    for (size_t i = reader->first; i < reader->first + READS_PER_THREAD; i++)
         assert_ok(transfer(pair->own, pair->segment, SHOAL_OP_READ, pair->local + i * 4096, pair->remote + i * 4096, 0,
                            4096, &error),
                   &error);
@@ -576,15 +584,18 @@ static void *read_often(void *arg)
 static void test_threads(void **state)
 {
     pthread_t threads[4];
+    struct reader readers[4];
     struct pair pair;
 
     (void)state;
     pair_open(&pair, MIB, SHOAL_ACCESS_REMOTE_READ);
-    for (size_t i = 0; i < 4; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, read_often, &pair), 0);
+    for (size_t i = 0; i < 4; i++) {
+        readers[i] = (struct reader){&pair, i * READS_PER_THREAD};
+        assert_int_equal(pthread_create(&threads[i], NULL, read_often, &readers[i]), 0);
+    }
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
-    assert_int_equal(content_find_difference(pair.local, 50 * 4096, 1, 0), -1);
+    assert_int_equal(content_find_difference(pair.local, (size_t)4 * READS_PER_THREAD * 4096, 1, 0), -1);
     pair_close(&pair);
 }
 
