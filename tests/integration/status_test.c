@@ -113,8 +113,8 @@ static void two_receivers(void **state)
     assert_int_equal(number_of(source, "now"), 0);
     assert_int_equal(number_of(source, "known"), 2);
     assert_int_equal(json_array_size(json_object_get(source, "receivers")), 2);
-    /* All that was taken was given by somebody. */
-    WAIT_UNTIL(given_by_all(looker) == 2 * (int64_t)SIZE);
+    /* All that was taken was given by somebody; a piece that was slow may have been given twice. */
+    WAIT_UNTIL(given_by_all(looker) >= 2 * (int64_t)SIZE);
     /* A source asks itself, too, and lists only as many as it was asked for. */
     source = entry_of(sources_of(gold, "max_receivers=1"), name_of(gold));
     assert_string_equal(text_of(source, "status"), "OK");
