@@ -372,6 +372,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench kv: --cc: '%s' is none\n", congestion_control);
         return 2;
     }
+    /* Each thread of the largest cell has two values, whatever the budget. */
+    for (size_t i = 0; i < size_count; i++)
+        if (budget_bytes < 2 * threads_many * sizes[i])
+            budget_bytes = 2 * threads_many * sizes[i];
     bench_require_memory(5 * budget_bytes);
     signal(SIGPIPE, SIG_IGN);
     snprintf(script, sizeof script, "echo %s > /proc/sys/net/ipv4/tcp_congestion_control", congestion_control);
