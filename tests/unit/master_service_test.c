@@ -473,7 +473,7 @@ static void answers_about_unknown_keys_wait_in_the_beginning(void **state)
     enum shoal_status status;
 
     (void)state;
-    fixture->master = start(60000, 1, 600000); /* it waits for announcements, not for time */
+    fixture->master = start(60000, 3000, 600000); /* the owner registers before that; then announcements count */
     open_clients(fixture);
     owner = &fixture->clients[0];
     reader = &fixture->clients[1];
