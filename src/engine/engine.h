@@ -113,8 +113,8 @@ struct engine_op {
     uint64_t remote_addr, remote_key, len_bytes;
     void (*done)(struct engine_op *op, enum shoal_status status, const struct shoal_error *error);
     /* READ, may be NULL: bytes [offset, offset + len) have arrived and are at data, which is their place in local or,
-     * for device memory, a staging buffer. On any data loop, or a thread of the device; see transport.h. Into device
-     * memory over staging: once for all bytes, in order. */
+     * for device memory, a staging buffer. On any data loop, or a thread of the transport or of the device; see
+     * transport.h. Into device memory over staging: once for all bytes, in order. */
     void (*arrived)(struct engine_op *op, const void *data, uint64_t offset_bytes, uint64_t len_bytes);
     void *arg;
 

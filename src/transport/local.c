@@ -52,6 +52,32 @@ static void tick(void *arg)
         local_arm_tick(local);
 }
 
+/* --- upload slots --- */
+
+static void lend_check(void *arg)
+{
+    struct local *local = arg;
+
+    if (upload_lend_stalled(&local->uploads, clock_now_ms()))
+        loop_timer_start(&local->lend_check, LOCAL_LEND_CHECK_MS);
+}
+
+static void run_granted(void *arg)
+{
+    struct local *local = arg;
+    struct upload_turn *turn;
+
+    while ((turn = upload_take_granted(&local->uploads, &local->turns)))
+        local_server_granted(turn);
+}
+
+static void post_granted(void *arg)
+{
+    struct local *local = arg;
+
+    loop_post(local->env.loop, &local->granted_task, run_granted, local);
+}
+
 /* --- life --- */
 
 static void on_accept(void *arg, int fd, const struct hello *peer)
@@ -89,11 +115,14 @@ struct timer_call {
     struct shoal_error *error;
 };
 
-static void make_timer(void *arg)
+static void make_timers(void *arg)
 {
     struct timer_call *call = arg;
+    struct local *local = call->local;
 
-    call->status = loop_timer_init(&call->local->tick, call->local->env.loop, tick, call->local, call->error);
+    call->status = loop_timer_init(&local->tick, local->env.loop, tick, local, call->error);
+    if (call->status == SHOAL_OK)
+        call->status = loop_timer_init(&local->lend_check, local->env.loop, lend_check, local, call->error);
 }
 
 static void close_on_loop(void *arg)
@@ -102,9 +131,16 @@ static void close_on_loop(void *arg)
 
     local->is_closing = true;
     loop_timer_release(&local->tick);
+    loop_timer_release(&local->lend_check);
     local_close_all_peers(local);
     for (struct list_node *node = local->servers.head.next; node != &local->servers.head; node = node->next)
         local_link_fail(local_server_link(local_server_of_node(node)), SHOAL_CANCELED, NULL);
+}
+
+/* What was posted before has run. */
+static void nothing(void *arg)
+{
+    (void)arg;
 }
 
 static void local_destroy(struct transport *transport)
@@ -119,7 +155,9 @@ static void local_destroy(struct transport *transport)
     while (local->live_objects > 0)
         cond_wait(&local->changed, &local->mutex);
     mutex_unlock(&local->mutex);
+    loop_call(local->env.loop, nothing, NULL); /* granted_task */
     executor_destroy(local->executor);
+    upload_release(&local->uploads);
     cond_release(&local->changed);
     mutex_release(&local->mutex);
     free(local);
@@ -153,10 +191,12 @@ static enum shoal_status local_create(const struct transport_env *env, struct tr
     list_init(&local->clients);
     list_init(&local->servers);
     list_init(&local->copies);
+    upload_init(&local->uploads, env->upload_slots);
+    upload_group_init(&local->turns, post_granted, local);
     status = executor_create("shoal-copy", local->thread_count, (size_t)LOCAL_COPIES_MAX * LOCAL_THREADS_MAX,
                              &local->executor, error);
     if (status == SHOAL_OK) {
-        loop_call(env->loop, make_timer, &call);
+        loop_call(env->loop, make_timers, &call);
         status = call.status;
     }
     if (status == SHOAL_OK)
@@ -207,6 +247,7 @@ static void local_evict(struct transport *transport, const struct memory_region 
 static bool local_metrics(struct transport *transport, struct buf *out)
 {
     const struct local_counters *c = &local_of(transport)->counters;
+    uint64_t slot_waits, slots_lent;
     const struct {
         const char *name, *labels, *kind, *help;
         const uint64_t *value;
@@ -234,10 +275,15 @@ static bool local_metrics(struct transport *transport, struct buf *out)
         {"revocations_total", "", "counter", "Grants taken back since their memory was unregistered.", &c->revocations},
         {"evictions_total", "", "counter", "Connections closed since a grant was not given back.", &c->evictions},
         {"protocol_errors_total", "", "counter", "Connections closed for a violated protocol.", &c->protocol_errors},
+        {"upload_slot_waits_total", "", "counter", "Turns to be granted READs that had to wait for an upload slot.",
+         &slot_waits},
+        {"upload_slots_lent_total", "", "counter", "Upload slots lent on because their peer took nothing.",
+         &slots_lent},
         {"connections", "{side=\"client\"}", "gauge", "Open local connections.", &c->client_connections},
         {"connections", "{side=\"server\"}", NULL, NULL, &c->server_connections},
     };
 
+    upload_counters(&local_of(transport)->uploads, &slot_waits, &slots_lent);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (rows[i].kind &&
             !buf_append_format(out, "# HELP shoal_transport_local_%s %s\n# TYPE shoal_transport_local_%s %s\n",

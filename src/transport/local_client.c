@@ -336,6 +336,13 @@ static void read_copied(struct local_copy *copy)
     }
 }
 
+static void read_arrived(struct local_copy *copy, uint64_t offset, uint64_t len)
+{
+    struct transport_request *request = container_of(copy, struct local_transfer, copy)->request;
+
+    request->arrived(request, offset, len);
+}
+
 static bool on_grant(struct local_client *client, struct local_transfer *transfer, const struct local_frame *frame)
 {
     struct transport_request *request = transfer->request;
@@ -369,6 +376,7 @@ static bool on_grant(struct local_client *client, struct local_transfer *transfe
     copy->to = request->local;
     copy->len = request->len_bytes;
     copy->done = read_copied;
+    copy->arrived = request->arrived ? read_arrived : NULL;
     transfer->state = TRANSFER_COPYING;
     local_copy_start(copy);
     return true;
@@ -789,6 +797,7 @@ void local_cancel(struct transport_peer *base, struct transport_request *request
     } else if (request->op == SHOAL_OP_READ) { /* nothing here is touched before it is granted */
         transfer->request = NULL;
         transfer->state = TRANSFER_OVER;
+        local_link_send(&transfer->client->link, &(struct local_frame){.type = LOCAL_CANCEL, .id = transfer->id});
         request_post(peer, request, SHOAL_CANCELED, NULL);
     } else if (!transfer->cancel_deadline_ms) {
         transfer->cancel_deadline_ms = deadline_after_ms(LOCAL_GRACE_MS);

@@ -79,6 +79,24 @@ static void copy_part(struct local_copy *copy, uint64_t offset, uint64_t len)
     }
 }
 
+static void copy_chunk(struct local_copy *copy, uint64_t offset, uint64_t len)
+{
+    if (!copy->arrived || copy->task_count > 1) {
+        copy_part(copy, offset, len);
+        return;
+    }
+    while (len > 0) {
+        uint64_t part = len < LOCAL_ARRIVED_BYTES ? len : LOCAL_ARRIVED_BYTES;
+
+        copy_part(copy, offset, part);
+        if (__atomic_load_n(&copy->has_failed, __ATOMIC_RELAXED))
+            return;
+        copy->arrived(copy, offset, part);
+        offset += part;
+        len -= part;
+    }
+}
+
 /* Takes chunks until there are none. */
 static void work(struct local_copy *copy)
 {
@@ -96,7 +114,7 @@ static void work(struct local_copy *copy)
             return;
         }
         left = copy->len - offset;
-        copy_part(copy, offset, left < LOCAL_CHUNK_BYTES ? left : LOCAL_CHUNK_BYTES);
+        copy_chunk(copy, offset, left < LOCAL_CHUNK_BYTES ? left : LOCAL_CHUNK_BYTES);
         local_count(&copy->local->chunks, 1);
     }
 }
@@ -159,9 +177,11 @@ static void start_tasks(struct local_copy *copy)
     uint64_t parts = (copy->len + LOCAL_SPLIT_BYTES - 1) / LOCAL_SPLIT_BYTES;
     unsigned count = parts < local->thread_count ? (unsigned)parts : local->thread_count;
 
+    if (copy->arrived && copy->len <= LOCAL_STREAM_BYTES)
+        count = 1;
     copy->is_waiting = false;
     local->running_copies++;
-    copy->running = count;
+    copy->running = copy->task_count = count;
     for (unsigned i = 0; i < count; i++)
         if (executor_submit(local->executor, &copy->tasks[i], task_main, copy) != SHOAL_OK)
             task_main(copy, true); /* never: the queue has room for all, and it outlives the links */
@@ -184,6 +204,7 @@ void local_copy_start(struct local_copy *copy)
     copy->status = SHOAL_OK;
     copy->sys_errno = 0;
     copy->is_active = true;
+    copy->task_count = 1;
     local_link_hold(copy->link);
     if (copy->len <= LOCAL_INLINE_BYTES) {
         work(copy);

@@ -27,11 +27,14 @@
 #include "base/mutex.h"
 #include "transport/shared.h"
 #include "transport/transport.h"
+#include "transport/upload.h"
 #include "wire/local.h"
 
 #define LOCAL_THREADS_MAX 8
 #define LOCAL_CHUNK_BYTES (1u << 20)   /* between two looks at whether a copy is still wanted */
 #define LOCAL_SPLIT_BYTES (2u << 20)   /* what is worth another thread */
+#define LOCAL_STREAM_BYTES (8u << 20)  /* one thread copies up to so much, if it tells what has arrived */
+#define LOCAL_ARRIVED_BYTES (1u << 17) /* between two words of that */
 #define LOCAL_INLINE_BYTES 65536u      /* copied at once on the loop, as a socket's bytes are */
 #define LOCAL_COPIES_MAX 32            /* on the threads; others wait in line */
 #define LOCAL_FDS_MAX 8                /* descriptors that came in and whose frame has not */
@@ -39,7 +42,9 @@
 #define LOCAL_OUT_MAX_BYTES (1u << 20) /* a peer that does not read what it is sent is dropped */
 #define LOCAL_OUT_PAUSE_BYTES (1u << 17)
 #define LOCAL_TICK_MS 250
-#define LOCAL_PROGRESS_MS 1000 /* how often a WRITE that is copied says so */
+#define LOCAL_PROGRESS_MS 1000  /* how often a WRITE that is copied, or a READ that waits, is told so */
+#define LOCAL_TURN_READS 16     /* granted in one turn while others wait for theirs */
+#define LOCAL_LEND_CHECK_MS 100 /* while somebody waits for an upload slot */
 #define LOCAL_CLIENT_IDLE_MS 60000
 #define LOCAL_SERVER_IDLE_MS 90000
 #define LOCAL_GRACE_MS 500 /* for a peer to let go of what was revoked or canceled */
@@ -81,8 +86,11 @@ struct local {
     struct list copies;  /* struct local_copy: waiting for a thread */
     unsigned running_copies;
     uint64_t ticked_chunks;
-    struct loop_timer tick;
+    struct loop_timer tick, lend_check;
+    struct loop_task granted_task;
+    struct upload_group turns;
     bool is_closing;
+    struct upload_scheduler uploads; /* READs of more than LOCAL_INLINE_BYTES; any thread */
 
     struct mutex mutex; /* RANK_TRANSPORT: guards what follows */
     struct cond changed;
@@ -188,8 +196,12 @@ struct local_copy {
     uint8_t *to;
     uint64_t len;
     void (*done)(struct local_copy *copy); /* on loop 0; outcome in status, sys_errno, is_remote_fault */
-    struct list_node node;                 /* in local->copies while it waits */
+    /* May be NULL: [offset, offset + len) is in `to`, in order and without gaps. On the thread that copies, while the
+     * bytes are in its cache; not of what several threads copy. */
+    void (*arrived)(struct local_copy *copy, uint64_t offset, uint64_t len);
+    struct list_node node; /* in local->copies while it waits */
     bool is_waiting, is_active;
+    unsigned task_count; /* threads that share it */
     struct loop_task task;
 
     /* atomic while it runs */
@@ -232,6 +244,7 @@ void local_server_accept(struct local *local, int fd, const char *peer_name);
 void local_server_tick(struct local_server *server, int64_t now_ms, bool has_progress);
 struct local_server *local_server_of_node(struct list_node *node);
 struct local_link *local_server_link(struct local_server *server);
+void local_server_granted(struct upload_turn *turn); /* its turn to be granted READs has come */
 void local_server_revoke(struct local_server *server, const struct memory_region *region);
 
 /* --- local.c --- */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of other processes of this host. While one is going on, the memory that it is about is pinned: a READ from
- * its grant until it is released, a WRITE while its bytes are copied here. */
+/* Requests of other processes of this host. While one is going on, the memory that it is about is pinned: a READ until
+ * it is released, a WRITE while its bytes are copied here.
+ *
+ * READs that are not small wait in `held` for the connection's turn (upload.h): so few peers copy at a time, each at
+ * full speed, and have something to pass on. While nobody else waits a turn does not end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +22,10 @@ struct local_serve {
     struct memory_region *region; /* pinned */
     uint64_t addr, len;
     bool is_canceled;
+    struct list_node node;      /* in server->held: READ that is not granted */
+    bool is_turns;              /* READ that was granted in a turn */
     int64_t revoke_deadline_ms; /* > 0: READ that was revoked */
-    int64_t told_ms;            /* of WRITE: when PROGRESS was sent */
+    int64_t told_ms;            /* of WRITE, or READ that is held: when PROGRESS was sent */
     struct local_server *server;
     struct local_copy copy;
 };
@@ -31,6 +36,10 @@ struct local_server {
     struct local_serve *slots[LOCAL_SLOTS]; /* owned; NULL: never used */
     unsigned used;
     int64_t idle_since_ms;
+    struct upload_turn turn;
+    struct list held;    /* struct local_serve */
+    unsigned turn_reads; /* granted in this turn */
+    unsigned out_reads;  /* of all turns, not released */
 };
 
 static struct local_server *server_of(struct local_link *link)
@@ -53,10 +62,17 @@ static struct local_counters *counters(struct local_server *server)
     return &server->link.local->counters;
 }
 
+static struct upload_scheduler *uploads(struct local_server *server)
+{
+    return &server->link.local->uploads;
+}
+
 static void serve_release(struct local_serve *serve)
 {
     struct local_server *server = serve->server;
 
+    list_remove(&serve->node);
+    serve->is_turns = false;
     if (serve->region)
         memory_unpin(server->link.local->env.memory, serve->region);
     serve->region = NULL;
@@ -136,29 +152,103 @@ static void begin_write(struct local_server *server, struct local_serve *serve, 
 
 /* --- READ --- */
 
-static void grant(struct local_server *server, struct local_serve *serve, const struct local_frame *frame)
+/* false: it was refused. */
+static bool grant(struct local_server *server, struct local_serve *serve)
 {
-    struct local_frame answer = {.type = LOCAL_GRANT, .id = frame->id};
+    struct local_frame answer = {.type = LOCAL_GRANT, .id = serve->id};
     struct local_link *link = &server->link;
 
-    if (!link->is_readable && !local_share_offer(link, frame->addr, frame->len, &answer.share, &answer.from)) {
+    if (!link->is_readable && !local_share_offer(link, serve->addr, serve->len, &answer.share, &answer.from)) {
         serve_release(serve);
-        refuse(server, frame->id, LOCAL_CODE_UNABLE, "the memory is not shared");
-        return;
+        refuse(server, answer.id, LOCAL_CODE_UNABLE, "the memory is not shared");
+        return false;
     }
     local_link_send(link, &answer);
+    return true;
+}
+
+/* Gives what is held a turn, and as much of it as belongs into one. */
+static void grant_held(struct local_server *server)
+{
+    struct local *local = server->link.local;
+
+    while (!server->link.is_dead && !list_is_empty(&server->held)) {
+        struct local_serve *serve = container_of(list_first(&server->held), struct local_serve, node);
+
+        if (!upload_wants(uploads(server), &server->turn, clock_now_ms())) {
+            if (!loop_timer_is_running(&local->lend_check))
+                loop_timer_start(&local->lend_check, LOCAL_LEND_CHECK_MS);
+            return;
+        }
+        if (server->turn_reads >= LOCAL_TURN_READS && upload_is_contended(uploads(server)))
+            return; /* goes on when what was granted is over */
+        list_remove(&serve->node);
+        if (grant(server, serve)) {
+            serve->is_turns = true;
+            server->turn_reads++;
+            server->out_reads++;
+        }
+    }
+    if (server->out_reads == 0)
+        upload_leave(uploads(server), &server->turn, clock_now_ms()); /* nothing could be granted */
+}
+
+void local_server_granted(struct upload_turn *turn)
+{
+    struct local_server *server = container_of(turn, struct local_server, turn);
+
+    server->turn_reads = 0;
+    grant_held(server);
+}
+
+/* A READ of the turn is over. */
+static void turn_moved(struct local_server *server)
+{
+    int64_t now_ms = clock_now_ms();
+
+    (void)upload_moved(uploads(server), &server->turn, now_ms);
+    if (--server->out_reads == 0) {
+        server->turn_reads = 0;
+        (void)upload_sent(uploads(server), &server->turn, !list_is_empty(&server->held), now_ms);
+    }
+    if (!list_is_empty(&server->held))
+        grant_held(server);
+}
+
+/* Something that was held is not any more. */
+static void leave_if_idle(struct local_server *server)
+{
+    if (list_is_empty(&server->held) && server->out_reads == 0)
+        upload_leave(uploads(server), &server->turn, clock_now_ms());
+}
+
+static void begin_read(struct local_server *server, struct local_serve *serve)
+{
+    if (serve->len <= LOCAL_INLINE_BYTES) {
+        (void)grant(server, serve);
+        return;
+    }
+    serve->told_ms = clock_now_ms();
+    list_push_back(&server->held, &serve->node);
+    grant_held(server);
 }
 
 static bool release(struct local_serve *serve, uint64_t fault_addr)
 {
-    if (serve->is_write || (fault_addr && (fault_addr < serve->addr || fault_addr - serve->addr >= serve->len)))
+    struct local_server *server = serve->server;
+    bool is_turns = serve->is_turns;
+
+    if (serve->is_write || list_node_is_linked(&serve->node) ||
+        (fault_addr && (fault_addr < serve->addr || fault_addr - serve->addr >= serve->len)))
         return false;
     /* What a peer says is worth a look, not more. */
     if (fault_addr && !local_copy_is_readable(fault_addr))
-        mark_faulty(serve->server, serve->region);
-    local_count(&counters(serve->server)->served_reads, 1);
-    local_count(&counters(serve->server)->served_read_bytes, serve->len);
+        mark_faulty(server, serve->region);
+    local_count(&counters(server)->served_reads, 1);
+    local_count(&counters(server)->served_read_bytes, serve->len);
     serve_release(serve);
+    if (is_turns)
+        turn_moved(server);
     return true;
 }
 
@@ -172,6 +262,7 @@ static struct local_serve *serve_take(struct local_server *server, const struct 
         *slot = calloc(1, sizeof **slot);
     if (!*slot)
         return NULL;
+    list_node_init(&(*slot)->node);
     (*slot)->id = frame->id;
     (*slot)->server = server;
     (*slot)->is_write = frame->type == LOCAL_WRITE;
@@ -209,9 +300,24 @@ static bool begin(struct local_server *server, const struct local_frame *frame)
     } else if (serve->is_write) {
         begin_write(server, serve, frame);
     } else {
-        grant(server, serve, frame);
+        begin_read(server, serve);
     }
     return true;
+}
+
+/* Not what is granted: that is released. */
+static void cancel(struct local_server *server, struct local_serve *serve)
+{
+    uint64_t id = serve->id;
+
+    if (serve->is_write) {
+        serve->is_canceled = true;
+        local_copy_stop(&serve->copy);
+    } else if (list_node_is_linked(&serve->node)) {
+        serve_release(serve);
+        refuse(server, id, LOCAL_CODE_CANCELED, "canceled");
+        leave_if_idle(server);
+    }
 }
 
 static bool server_frame(struct local_link *link, const struct local_frame *frame)
@@ -224,10 +330,8 @@ static bool server_frame(struct local_link *link, const struct local_frame *fram
     case LOCAL_WRITE:
         return begin(server, frame);
     case LOCAL_CANCEL:
-        if (serve && serve->id == frame->id && frame->id && serve->is_write) {
-            serve->is_canceled = true;
-            local_copy_stop(&serve->copy);
-        }
+        if (serve && serve->id == frame->id && frame->id)
+            cancel(server, serve);
         return true; /* else it has crossed our answer */
     case LOCAL_RELEASE:
         return serve && serve->id == frame->id && frame->id && release(serve, frame->addr);
@@ -257,6 +361,7 @@ static void server_lost(struct local_link *link, enum shoal_status status, const
         else
             serve_release(serve); /* who reads still, finds the link closed when it looks back */
     }
+    upload_leave(uploads(server), &server->turn, clock_now_ms());
 }
 
 static void server_unused(struct local_link *link)
@@ -288,6 +393,8 @@ void local_server_accept(struct local *local, int fd, const char *peer_name)
         return;
     }
     server->idle_since_ms = clock_now_ms();
+    list_init(&server->held);
+    upload_turn_init(&server->turn, &local->turns);
     if (!local_link_open(&server->link, local, &server_ops, fd, peer_name)) {
         free(server);
         endpoint_released(local->env.endpoint);
@@ -313,14 +420,23 @@ void local_server_revoke(struct local_server *server, const struct memory_region
             local_copy_stop(&serve->copy);
             continue;
         }
+        if (list_node_is_linked(&serve->node)) {
+            uint64_t id = serve->id;
+
+            serve_release(serve);
+            refuse(server, id, LOCAL_CODE_INVALID, "the memory is being unregistered");
+            continue;
+        }
         serve->revoke_deadline_ms = deadline_after_ms(LOCAL_GRACE_MS);
         local_link_send(&server->link, &(struct local_frame){.type = LOCAL_REVOKE, .id = serve->id});
     }
+    leave_if_idle(server);
 }
 
 void local_server_tick(struct local_server *server, int64_t now_ms, bool has_progress)
 {
     struct local_link *link = &server->link;
+    bool is_turn_awaited = upload_is_waiting(uploads(server), &server->turn);
 
     if (link->is_dead)
         return;
@@ -344,12 +460,13 @@ void local_server_tick(struct local_server *server, int64_t now_ms, bool has_pro
             local_link_fail(link, SHOAL_UNREACHABLE, NULL);
             return;
         }
-        /* Those that wait for a thread are told, too, as long as the threads get on. */
-        if (serve->is_write && has_progress && now_ms - serve->told_ms >= LOCAL_PROGRESS_MS) {
+        /* Those that wait for a thread or for their turn are told, too, as long as the threads get on. */
+        if ((serve->is_write ? has_progress : is_turn_awaited && list_node_is_linked(&serve->node)) &&
+            now_ms - serve->told_ms >= LOCAL_PROGRESS_MS) {
+            uint64_t moved = serve->is_write ? __atomic_load_n(&serve->copy.moved, __ATOMIC_RELAXED) : 0;
+
             serve->told_ms = now_ms;
-            local_link_send(link, &(struct local_frame){.type = LOCAL_PROGRESS,
-                                                        .id = serve->id,
-                                                        .len = __atomic_load_n(&serve->copy.moved, __ATOMIC_RELAXED)});
+            local_link_send(link, &(struct local_frame){.type = LOCAL_PROGRESS, .id = serve->id, .len = moved});
         }
     }
 }

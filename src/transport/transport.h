@@ -46,8 +46,8 @@ struct transport_request {
     uint64_t remote_addr, remote_key, len_bytes;
     void (*done)(struct transport_request *request, enum shoal_status status, const struct shoal_error *error);
     /* READ, may be NULL: [offset, offset + len) of local has arrived and is not written again by this try. Runs on any
-     * data loop, in order and without gaps; a request that is repeated on a new connection begins at 0 again. A
-     * transport may leave it out. */
+     * data loop or a thread of the transport, in order and without gaps; a request that is repeated on a new connection
+     * begins at 0 again. A transport may leave it out. */
     void (*arrived)(struct transport_request *request, uint64_t offset_bytes, uint64_t len_bytes);
     void *arg;
     const struct memory_region *local_region; /* that the caller pinned */

@@ -181,6 +181,16 @@ bool upload_is_waiting(struct upload_scheduler *scheduler, const struct upload_t
     return is_waiting;
 }
 
+bool upload_is_contended(struct upload_scheduler *scheduler)
+{
+    bool is_contended;
+
+    mutex_lock(&scheduler->mutex);
+    is_contended = !list_is_empty(&scheduler->waiting);
+    mutex_unlock(&scheduler->mutex);
+    return is_contended;
+}
+
 bool upload_lend_stalled(struct upload_scheduler *scheduler, int64_t now_ms)
 {
     bool is_waited_for;

@@ -71,6 +71,8 @@ void upload_leave(struct upload_scheduler *scheduler, struct upload_turn *turn, 
 /* The next turn of the group that was granted since; NULL: none. */
 struct upload_turn *upload_take_granted(struct upload_scheduler *scheduler, struct upload_group *group);
 bool upload_is_waiting(struct upload_scheduler *scheduler, const struct upload_turn *turn);
+/* Somebody waits for a slot. */
+bool upload_is_contended(struct upload_scheduler *scheduler);
 /* Lends the slots of those who do not move. Returns whether somebody waits still: then call it again soon. */
 bool upload_lend_stalled(struct upload_scheduler *scheduler, int64_t now_ms);
 /* Totals: turns that had to wait, slots that were lent. */

@@ -20,7 +20,7 @@ enum local_type {
     LOCAL_READY = 2,     /* whether I can read you. Both sides, second; text: why not */
     LOCAL_READ = 3,      /* addr, key, len: may I read that range? */
     LOCAL_WRITE = 4,     /* addr, key, len: fill that range from my memory at from, or from a share */
-    LOCAL_CANCEL = 5,    /* WRITE: stop. The final answer still comes */
+    LOCAL_CANCEL = 5,    /* WRITE, or READ that is not granted: stop. The final answer still comes */
     LOCAL_RELEASE = 6,   /* a granted READ is over, however it went; addr: what could not be read, 0: nothing */
     LOCAL_SHARE = 7,     /* id: of memory that I share, len; a descriptor travels with it. Both sides */
     LOCAL_UNSHARE = 8,   /* id: close it. Both sides */
@@ -28,7 +28,7 @@ enum local_type {
     LOCAL_DONE = 17,     /* WRITE: all bytes are in memory */
     LOCAL_REFUSE = 18,   /* final answer with code and text */
     LOCAL_REVOKE = 19,   /* a granted READ must end: release it */
-    LOCAL_PROGRESS = 20, /* WRITE: len bytes are in memory, the rest is coming */
+    LOCAL_PROGRESS = 20, /* WRITE: len bytes are in memory, the rest is coming. READ: it waits for its turn, len 0 */
 };
 
 enum local_code {

@@ -136,6 +136,67 @@ static void test_sizes(void **state)
     pair_close(&pair);
 }
 
+/* What is told while bytes come in. */
+struct arrivals {
+    struct engine_op op;
+    uint64_t told;
+    bool is_in_order, is_right;
+    bool is_done; /* atomic */
+    enum shoal_status status;
+};
+
+static void on_arrived(struct engine_op *op, const void *data, uint64_t offset, uint64_t len)
+{
+    struct arrivals *arrivals = op->arg;
+
+    if (offset == 0)
+        arrivals->told = 0; /* once more from the beginning */
+    arrivals->is_in_order &= offset == arrivals->told && data == (const char *)op->local + offset;
+    arrivals->is_right &= content_find_difference(data, len, 1, 3 + offset) == -1;
+    arrivals->told += len;
+}
+
+static void on_arrivals_done(struct engine_op *op, enum shoal_status status, const struct shoal_error *error)
+{
+    struct arrivals *arrivals = op->arg;
+
+    (void)error;
+    arrivals->status = status;
+    __atomic_store_n(&arrivals->is_done, true, __ATOMIC_RELEASE);
+}
+
+static void test_arrived(void **state)
+{
+    static const size_t sizes[] = {1, 4097, 65536, 65537, MIB + 3, 4 * MIB, 7 * MIB + 13, 20 * MIB};
+    bool must_tell = strcmp(transport_name, "tcp") == 0 || strcmp(transport_name, "local") == 0;
+    struct pair pair;
+
+    (void)state;
+    pair_open(&pair, 21 * MIB, READ_WRITE);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct arrivals arrivals = {.is_in_order = true, .is_right = true};
+
+        memset(pair.local, 0xee, sizes[i]);
+        arrivals.op = (struct engine_op){.op = SHOAL_OP_READ,
+                                         .segment = pair.segment,
+                                         .local = pair.local,
+                                         .remote_addr = (uint64_t)(uintptr_t)pair.remote + 3,
+                                         .remote_key = pair.key,
+                                         .len_bytes = sizes[i],
+                                         .done = on_arrivals_done,
+                                         .arrived = on_arrived,
+                                         .arg = &arrivals};
+        engine_submit(pair.own, &arrivals.op);
+        wait_until(__atomic_load_n(&arrivals.is_done, __ATOMIC_ACQUIRE));
+        assert_int_equal(arrivals.status, SHOAL_OK);
+        assert_true(arrivals.is_in_order && arrivals.is_right);
+        if (arrivals.told > 0 || (must_tell && sizes[i] <= 8 * MIB))
+            assert_int_equal(arrivals.told, sizes[i]);
+        assert_int_equal(content_find_difference(pair.local, sizes[i], 1, 3), -1);
+    }
+    pair_close(&pair);
+}
+
 static void test_refused(void **state)
 {
     struct shoal_error error;
@@ -727,7 +788,7 @@ int main(int argc, char **argv)
         CASE(test_sizes),  CASE(test_refused),         CASE(test_many),       CASE(test_batch),
         CASE(test_cancel), CASE(test_cancel_large),    CASE(test_unregister), CASE(test_registration),
         CASE(test_notify), CASE(test_destroy_pending), CASE(test_threads),    CASE(test_several_loops),
-        CASE(test_killed), CASE(test_stopped),
+        CASE(test_killed), CASE(test_stopped),         CASE(test_arrived),
     };
 
     if (transport_register(&transport_mem_ops, NULL) != SHOAL_OK ||

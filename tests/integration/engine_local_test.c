@@ -298,6 +298,85 @@ static void test_taken_back(void **state)
     close(fd);
 }
 
+static void put_two(int fd, const struct local_frame *first, const struct local_frame *second)
+{
+    uint8_t bytes[2 * LOCAL_FRAME_BYTES];
+
+    local_encode(first, bytes);
+    local_encode(second, bytes + LOCAL_FRAME_BYTES);
+    assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
+}
+
+static void expect_frame(int fd, enum local_type type, uint64_t id)
+{
+    struct local_frame frame = take(fd);
+
+    assert_int_equal(frame.type, type);
+    assert_int_equal(frame.id, id);
+}
+
+/* One upload slot, and somebody has it. */
+static void test_turns(void **state)
+{
+    struct shoal_engine_config config = fixture_config();
+    struct local_frame large = {.type = LOCAL_READ, .len = LEN}, small = {.type = LOCAL_READ, .len = LEN / 2};
+    struct shoal_error error;
+    struct local_frame frame;
+    int first, second;
+
+    (void)state;
+    shoal_engine_destroy(engine);
+    config.upload_slots = 1;
+    engine = engine_make(&config);
+    assert_ok(shoal_engine_register_memory(engine, memory, LEN, NULL, SHOAL_ACCESS_REMOTE_READ, NULL, &error), &error);
+    large.addr = small.addr = (uint64_t)(uintptr_t)memory;
+    first = join();
+    second = join();
+    large.id = 256;
+    put(first, large);
+    expect_frame(first, LOCAL_GRANT, 256);
+
+    /* What waits can be canceled. */
+    put_two(second, &large, &(struct local_frame){.type = LOCAL_CANCEL, .id = 256});
+    frame = take(second);
+    assert_int_equal(frame.type, LOCAL_REFUSE);
+    assert_int_equal(frame.code, LOCAL_CODE_CANCELED);
+
+    /* Small READs pass by. Who does not release keeps nobody waiting for long. */
+    large.id = 512;
+    small.id = 257;
+    put_two(second, &large, &small);
+    expect_frame(second, LOCAL_GRANT, 257);
+    expect_frame(second, LOCAL_GRANT, 512);
+    assert_true(metric(engine, "\nshoal_transport_local_upload_slot_waits_total") >= 2);
+    assert_int_equal(metric(engine, "\nshoal_transport_local_upload_slots_lent_total"), 1);
+    put_two(second, &(struct local_frame){.type = LOCAL_RELEASE, .id = 512},
+            &(struct local_frame){.type = LOCAL_RELEASE, .id = 257});
+
+    /* A RELEASE of what is not granted. */
+    put(second, (struct local_frame){.type = LOCAL_RELEASE, .id = 1024});
+    expect_end(second);
+
+    /* Memory that goes is refused to who waits. */
+    put(first, (struct local_frame){.type = LOCAL_RELEASE, .id = 256});
+    large.id = 512;
+    put(first, large);
+    expect_frame(first, LOCAL_GRANT, 512);
+    second = join();
+    put(second, large);
+    wait_until(metric(engine, "\nshoal_transport_local_upload_slot_waits_total") >= 3);
+    assert_ok(shoal_engine_unregister_memory(engine, memory, LEN, &error), &error);
+    frame = take(second);
+    if (frame.type == LOCAL_GRANT) { /* lent meanwhile: the machine is slow */
+        expect_frame(second, LOCAL_REVOKE, 512);
+    } else {
+        assert_int_equal(frame.type, LOCAL_REFUSE);
+        assert_int_equal(frame.code, LOCAL_CODE_INVALID);
+    }
+    close(first);
+    close(second);
+}
+
 /* --- a node that takes back what it granted --- */
 
 static int listen_as(uint64_t instance)
@@ -405,6 +484,7 @@ int main(void)
         CASE(test_permissions),
         CASE(test_nonsense),
         CASE(test_taken_back),
+        CASE(test_turns),
     };
 
     transport_name = "local";

@@ -201,7 +201,8 @@ static void f17_receiver_dies_with_what_it_was_given(void **state)
     node_stop_all();
 }
 
-int main(void)
+/* Argument: a pattern of the tests to run. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         ITEST(f01_requests_do_not_grow_with_shards),
@@ -211,5 +212,7 @@ int main(void)
         ITEST(f17_receivers_serve_while_they_pull),
         ITEST(f17_receiver_dies_with_what_it_was_given),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("swarm", tests, NULL, NULL);
 }

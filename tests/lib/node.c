@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "pace.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_SANITIZED true
@@ -102,6 +103,21 @@ static void become_node(const char *path, int in, int out, int err, int netns_fd
     _exit(127);
 }
 
+/* All nodes inherit it. */
+static void make_pace_file(void)
+{
+    char text[16];
+    int fd;
+
+    if (getenv(PACE_FD_VARIABLE))
+        return;
+    fd = memfd_create("node-pace", 0);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, PACE_ENTRIES * sizeof(struct pace_entry)), 0);
+    snprintf(text, sizeof text, "%d", fd);
+    assert_int_equal(setenv(PACE_FD_VARIABLE, text, 1), 0);
+}
+
 static const char *node_path(void)
 {
     static char path[4096];
@@ -134,6 +150,7 @@ struct node *node_spawn(const char *label, int netns_fd)
     assert_true(node->err >= 0);
     assert_int_equal(fcntl(out[0], F_SETFL, O_NONBLOCK), 0);
     signal(SIGPIPE, SIG_IGN);
+    make_pace_file();
     node->pid = fork();
     assert_true(node->pid >= 0);
     if (node->pid == 0)
