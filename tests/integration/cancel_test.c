@@ -265,7 +265,7 @@ static void f16_close_during_get(void **state)
     node_stop_all();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         ITEST(f09_gold_unmapped_after_unregister),
@@ -280,5 +280,7 @@ int main(void)
         ITEST(f16_register_canceled),
         ITEST(f16_close_during_get),
     };
+    if (!itest_begin(argc, argv))
+        return 77;
     return cmocka_run_group_tests_name("cancel", tests, NULL, NULL);
 }

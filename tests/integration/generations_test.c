@@ -262,7 +262,7 @@ static void opened_twice(void **state)
     node_stop_all();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         ITEST(f13_registered_again_at_the_same_address),
@@ -277,5 +277,7 @@ int main(void)
         ITEST(f15_last_one_out_deletes),
         ITEST(opened_twice),
     };
+    if (!itest_begin(argc, argv))
+        return 77;
     return cmocka_run_group_tests_name("generations", tests, NULL, NULL);
 }

@@ -10,6 +10,27 @@
 #include "meta_edit.h"
 #include "tmpdir.h"
 
+bool itest_begin(int argc, char **argv)
+{
+    const char *protocol = getenv("SHOAL_TEST_PROTOCOL");
+    struct fixture *fixture;
+    bool is_here = true;
+
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    if (!protocol || strcmp(protocol, "ucx") != 0)
+        return true;
+    if (itest_setup((void **)&fixture) != 0)
+        return false;
+    json_t *reply = node_call(node_spawn("looking", -1), "create uri=%s", fixture->uri);
+    if (has_status(reply, "UNSUPPORTED")) {
+        is_here = false;
+        fprintf(stderr, "%s\n", json_string_value(json_object_get(reply, "message")));
+    }
+    itest_teardown((void **)&fixture);
+    return is_here;
+}
+
 int itest_setup(void **state)
 {
     struct fixture *fixture = calloc(1, sizeof *fixture);

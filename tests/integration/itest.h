@@ -26,6 +26,10 @@ struct fixture {
     char uri[4096]; /* sqlite, or what a test puts here */
 };
 
+/* At the start of main; an argument is a pattern of the tests to run. false: return 77, the protocol that the nodes
+ * should use (SHOAL_TEST_PROTOCOL) is not here, which is explained on stderr. */
+bool itest_begin(int argc, char **argv);
+
 /* *state becomes a struct fixture. The teardown kills nodes that are left. */
 int itest_setup(void **state);
 int itest_teardown(void **state);

@@ -289,7 +289,7 @@ static void f04_cut_during_pull(void **state)
     close(netns);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         ITEST(f02_source_killed_during_pull),
@@ -305,5 +305,7 @@ int main(void)
         ITEST(f04_only_address_swallows_packets),
         ITEST(f04_cut_during_pull),
     };
+    if (!itest_begin(argc, argv))
+        return 77;
     return cmocka_run_group_tests_name("sources", tests, NULL, NULL);
 }

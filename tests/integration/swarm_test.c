@@ -201,7 +201,6 @@ static void f17_receiver_dies_with_what_it_was_given(void **state)
     node_stop_all();
 }
 
-/* Argument: a pattern of the tests to run. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -212,7 +211,7 @@ int main(int argc, char **argv)
         ITEST(f17_receivers_serve_while_they_pull),
         ITEST(f17_receiver_dies_with_what_it_was_given),
     };
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
+    if (!itest_begin(argc, argv))
+        return 77;
     return cmocka_run_group_tests_name("swarm", tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -18,7 +19,7 @@
 #define NAP_NS 5000000    /* between two looks at the rate */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool is_accepted[MAX_FD]; /* a number that was closed and reused is paced too: harmless */
+static bool is_paced[MAX_FD]; /* a number that was closed and reused is paced too: harmless */
 static uint64_t current_rate_bps;
 
 static pthread_once_t entries_once = PTHREAD_ONCE_INIT;
@@ -117,22 +118,38 @@ void pace_set(uint64_t rate_bps)
     pthread_mutex_lock(&lock);
     current_rate_bps = rate_bps;
     for (int fd = 0; fd < MAX_FD; fd++)
-        if (is_accepted[fd])
+        if (is_paced[fd])
             apply(fd);
+    pthread_mutex_unlock(&lock);
+}
+
+static void add(int fd)
+{
+    if (fd < 0 || fd >= MAX_FD)
+        return;
+    pthread_mutex_lock(&lock);
+    is_paced[fd] = true;
+    if (current_rate_bps)
+        apply(fd);
     pthread_mutex_unlock(&lock);
 }
 
 static int accept_paced(int listener, struct sockaddr *addr, socklen_t *len, int flags)
 {
     int fd = (int)syscall(SYS_accept4, listener, addr, len, flags);
-    if (fd < 0 || fd >= MAX_FD)
-        return fd;
-    pthread_mutex_lock(&lock);
-    is_accepted[fd] = true;
-    if (current_rate_bps)
-        apply(fd);
-    pthread_mutex_unlock(&lock);
+
+    add(fd);
     return fd;
+}
+
+/* Over UCX both sides dial, and bytes go either way. */
+__attribute__((visibility("default"))) int connect(int fd, __CONST_SOCKADDR_ARG addr, socklen_t len)
+{
+    const char *protocol = getenv("SHOAL_TEST_PROTOCOL");
+
+    if (protocol && strcmp(protocol, "ucx") == 0)
+        add(fd);
+    return (int)syscall(SYS_connect, fd, addr.__sockaddr__, len);
 }
 
 __attribute__((visibility("default"))) int accept4(int listener, __SOCKADDR_ARG addr, socklen_t *__restrict len,

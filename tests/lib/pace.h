@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slows down what this process gives to others, so that a test can act in the middle of a pull without sleeping.
- * Linking it replaces accept, accept4 and process_vm_readv. Linux paces TCP sockets itself (SO_MAX_PACING_RATE). Other
- * processes that read this one's memory slow themselves down, if they are test nodes of the same program: they find the
- * rate in a file that all of them inherit. */
+ * Linking it replaces accept, accept4, connect and process_vm_readv. Linux paces TCP sockets itself
+ * (SO_MAX_PACING_RATE). Other processes that read this one's memory slow themselves down, if they are test nodes of the
+ * same program: they find the rate in a file that all of them inherit. */
 #ifndef SHOAL_TESTS_LIB_PACE_H
 #define SHOAL_TESTS_LIB_PACE_H
 
