@@ -2,12 +2,16 @@
 #include "kv/combiner.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/spin.h"
 
-#define LANES 64      /* power of two */
-#define FLIGHTS_MAX 2 /* of one lane at a time: one is answered while the other one is being made */
+#define LANES 64            /* power of two */
+#define FLIGHTS_MAX 2       /* of one lane at a time: one is answered while the other one is being made */
+#define GATHER_PART 4       /* of what the last flight took, at most, does the next one wait for company */
+#define GATHER_MAX_NS 60000 /* and never longer */
 
 enum item_state {
     ITEM_WAITS = 1,
@@ -20,6 +24,11 @@ struct lane {
     struct mutex mutex;  /* RANK_KV: guards what follows; run is called without it */
     struct list waiting; /* struct combiner_item */
     unsigned flights;
+    bool is_boarding;       /* one of the flights: its leader has not collected the others yet */
+    unsigned inside;        /* callers */
+    unsigned crowd;         /* how many callers there are, with those that have just left and come back at once */
+    unsigned waiting_count; /* atomic: read without the mutex by those who wait for company */
+    int64_t flight_ns;      /* what the last flight took */
 };
 
 struct combiner {
@@ -67,19 +76,65 @@ static struct lane *lane_of(struct combiner *combiner, const struct combiner_ite
     return &combiner->lanes[(item->target ^ item->target >> 32 ^ item->kind) & (LANES - 1)];
 }
 
-/* With the lane's mutex: those that go with the first one. */
-static size_t collect(const struct combiner *combiner, struct lane *lane, struct combiner_item *first,
+static unsigned waiting_of(struct lane *lane)
+{
+    return __atomic_load_n(&lane->waiting_count, __ATOMIC_RELAXED); /* whoever acts on it takes the mutex */
+}
+
+/* With the lane's mutex. */
+static void add_waiting(struct lane *lane, struct combiner_item *item)
+{
+    list_push_back(&lane->waiting, &item->node);
+    __atomic_store_n(&lane->waiting_count, lane->waiting_count + 1, __ATOMIC_RELAXED);
+}
+
+/* With the lane's mutex. */
+static void remove_waiting(struct lane *lane, struct combiner_item *item)
+{
+    list_remove(&item->node);
+    __atomic_store_n(&lane->waiting_count, lane->waiting_count - 1, __ATOMIC_RELAXED);
+}
+
+/* With the lane's mutex: how many travel together when all flights take the same. */
+static unsigned share_of(const struct lane *lane)
+{
+    unsigned share = (lane->crowd + FLIGHTS_MAX - 1) / FLIGHTS_MAX;
+
+    return share < COMBINER_ITEMS_MAX ? share : COMBINER_ITEMS_MAX;
+}
+
+/* With the lane's mutex, which it gives away meanwhile: those whose answers have just come are on their way back with
+ * the next request. The flight that takes them along costs less than the wait for them. */
+static void gather(struct lane *lane, unsigned wanted)
+{
+    int64_t patience_ns = lane->flight_ns / GATHER_PART, limit_ns = (int64_t)spin_limit_us() * 1000, until_ns;
+
+    if (lane->waiting_count + 1 >= wanted || !limit_ns)
+        return;
+    patience_ns = patience_ns < GATHER_MAX_NS ? patience_ns : GATHER_MAX_NS;
+    until_ns = clock_now_ns() + (patience_ns < limit_ns ? patience_ns : limit_ns);
+    mutex_unlock(&lane->mutex);
+    do
+        sched_yield();
+    while (waiting_of(lane) + 1 < wanted && clock_now_ns() < until_ns);
+    mutex_lock(&lane->mutex);
+    if (lane->waiting_count + 1 < wanted)
+        lane->crowd = lane->inside; /* some do not come any more */
+}
+
+/* With the lane's mutex: those that go with the first one, share with it at most. */
+static size_t collect(const struct combiner *combiner, struct lane *lane, struct combiner_item *first, unsigned share,
                       struct combiner_item *items[COMBINER_ITEMS_MAX])
 {
     size_t count = 0, bytes = first->len_bytes;
 
     items[count++] = first;
     LIST_FOR_EACH_SAFE (item, &lane->waiting, struct combiner_item, node) {
-        if (count == COMBINER_ITEMS_MAX)
+        if (count >= share)
             break;
         if (item->target != first->target || item->kind != first->kind || bytes + item->len_bytes > combiner->max_bytes)
             continue;
-        list_remove(&item->node);
+        remove_waiting(lane, item);
         set_state(item, ITEM_TRAVELS);
         bytes += item->len_bytes;
         items[count++] = item;
@@ -87,17 +142,19 @@ static size_t collect(const struct combiner *combiner, struct lane *lane, struct
     return count;
 }
 
-/* With the lane's mutex: the next one takes the flight over; NULL: nobody waits. */
-static struct combiner_item *hand_over(struct lane *lane)
+/* With the lane's mutex: the next one leads a flight. NULL: nobody waits, or not now: who boards or returns looks
+ * again. */
+static struct combiner_item *take_off(struct lane *lane)
 {
-    struct list_node *node = list_pop_front(&lane->waiting);
+    struct list_node *node = list_first(&lane->waiting);
     struct combiner_item *next;
 
-    if (!node) {
-        lane->flights--;
+    if (!node || lane->flights >= FLIGHTS_MAX || lane->is_boarding)
         return NULL;
-    }
+    lane->flights++;
+    lane->is_boarding = true;
     next = container_of(node, struct combiner_item, node);
+    remove_waiting(lane, next);
     set_state(next, ITEM_LEADS);
     return next;
 }
@@ -120,8 +177,10 @@ static void wait_for_turn(struct lane *lane, struct combiner_item *item)
             continue;
         mutex_lock(&lane->mutex);
         is_late = state_of(item) == ITEM_WAITS;
-        if (is_late)
-            list_remove(&item->node);
+        if (is_late) {
+            remove_waiting(lane, item);
+            lane->inside--;
+        }
         mutex_unlock(&lane->mutex);
         if (is_late)
             return;
@@ -134,15 +193,27 @@ static void wait_for_turn(struct lane *lane, struct combiner_item *item)
 static void lead(struct combiner *combiner, struct lane *lane, struct combiner_item *item, combiner_run_fn run,
                  void *arg)
 {
-    struct combiner_item *items[COMBINER_ITEMS_MAX], *next;
+    struct combiner_item *items[COMBINER_ITEMS_MAX], *next, *other;
+    int64_t began_ns;
+    unsigned share;
     size_t count;
 
     mutex_lock(&lane->mutex);
-    count = collect(combiner, lane, item, items);
+    share = share_of(lane);
+    gather(lane, share);
+    count = collect(combiner, lane, item, share, items);
+    lane->is_boarding = false;
+    other = take_off(lane);
     mutex_unlock(&lane->mutex);
+    if (other)
+        wake(other);
+    began_ns = clock_now_ns();
     run(arg, items, count);
     mutex_lock(&lane->mutex);
-    next = hand_over(lane);
+    lane->flight_ns = clock_now_ns() - began_ns;
+    lane->inside -= (unsigned)count;
+    lane->flights--;
+    next = take_off(lane);
     for (size_t i = 1; i < count; i++)
         set_state(items[i], ITEM_DONE);
     mutex_unlock(&lane->mutex);
@@ -161,13 +232,16 @@ enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *
 
     sem_init(&item->turn, 0, 0);
     mutex_lock(&lane->mutex);
-    is_first = lane->flights < FLIGHTS_MAX && list_is_empty(&lane->waiting);
+    if (++lane->inside > lane->crowd)
+        lane->crowd = lane->inside;
+    is_first = lane->flights < FLIGHTS_MAX && !lane->is_boarding && list_is_empty(&lane->waiting);
     if (is_first) {
         lane->flights++;
+        lane->is_boarding = true;
         set_state(item, ITEM_LEADS);
     } else {
         set_state(item, ITEM_WAITS);
-        list_push_back(&lane->waiting, &item->node);
+        add_waiting(lane, item);
     }
     mutex_unlock(&lane->mutex);
     if (!is_first)

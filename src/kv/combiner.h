@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small requests of many threads to one owner travel together: while some are on their way, those that come meanwhile
- * wait, and go as one request when an answer is back. Nobody waits for others to come, so a single thread loses
- * nothing, and many threads save most of their system calls and wake-ups (group commit, as databases do it for their
- * logs).
+ * wait, and go as one request when an answer is back (group commit, as databases do it for their logs). Many threads
+ * save most of their system calls and wake-ups. The next request leaves a moment later (at most 60 us, and a quarter of
+ * what the last one took) when threads whose answers have just come are expected back with their next call; a single
+ * thread never waits.
  *
  * Any thread. Items live on the callers' stacks. */
 #ifndef SHOAL_KV_COMBINER_H
