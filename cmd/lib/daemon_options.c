@@ -232,6 +232,9 @@ static void print_help(const struct parser *parser)
     printf("\noptions (--some_name and --some-name are the same; --name value and --name=value, too):\n");
     for (size_t i = 0; i < parser->count; i++)
         option_print(stdout, parser->specs[i], WIDTH);
+    printf("\nenvironment:\n"
+           "  MC_RPC_PROTOCOL   how control calls travel: tcp (default), rdma or ucx (UCX's own choice of\n"
+           "                    transports); peers without it are called by TCP\n");
     printf("\n%s", program->epilog);
 }
 

@@ -26,7 +26,8 @@ static inline bool list_is_empty(const struct list *list)
     return list->head.next == &list->head;
 }
 
-static inline void list_insert_before_(struct list_node *at, struct list_node *node)
+/* at: a node of a list, or the head of one: then node becomes the last. */
+static inline void list_insert_before(struct list_node *at, struct list_node *node)
 {
     node->prev = at->prev;
     node->next = at;
@@ -36,12 +37,12 @@ static inline void list_insert_before_(struct list_node *at, struct list_node *n
 
 static inline void list_push_back(struct list *list, struct list_node *node)
 {
-    list_insert_before_(&list->head, node);
+    list_insert_before(&list->head, node);
 }
 
 static inline void list_push_front(struct list *list, struct list_node *node)
 {
-    list_insert_before_(list->head.next, node);
+    list_insert_before(list->head.next, node);
 }
 
 /* Removes a node that is in a list; afterwards it points at itself, so a second removal is harmless. */

@@ -59,6 +59,9 @@ static bool own_metrics(struct shoal_kv *kv, struct buf *out)
                    channels.failures, true) &&
            counter(out, "shoal_kv_client_dials_total", "", "Connections made for blocking calls.", channels.dials,
                    true) &&
+           counter(out, "shoal_kv_client_rpc_fallbacks_total", "",
+                   "Connections made by TCP because a peer does not offer MC_RPC_PROTOCOL.", channels.fallbacks,
+                   true) &&
            counter(out, "shoal_kv_session_registrations_total", "", "Registrations at a master.", session.registrations,
                    true) &&
            counter(out, "shoal_kv_session_heartbeats_total", "", "Heartbeats that the master answered.",

@@ -10,7 +10,7 @@
 #define ENVIRONMENT_NAME "MC_RPC_PROTOCOL"
 #define DEFAULT_NAME "tcp"
 
-static const struct byte_channel_ops *const protocols[] = {&byte_channel_tcp};
+static const struct byte_channel_ops *const protocols[] = {&byte_channel_tcp, &byte_channel_rdma, &byte_channel_ucx};
 
 enum shoal_status byte_channel_find(const char *name, const struct byte_channel_ops **ops_out,
                                     struct shoal_error *error)
@@ -33,8 +33,17 @@ enum shoal_status byte_channel_find(const char *name, const struct byte_channel_
     buf_init(&known, 256);
     for (size_t i = 0; i < sizeof protocols / sizeof *protocols; i++)
         buf_append_format(&known, "%s'%s'", i ? ", " : "", protocols[i]->name);
-    error_set(error, SHOAL_UNSUPPORTED, 0, "%srpc protocol '%.64s' is not built in; this build has %s", origin, name,
+    error_set(error, SHOAL_UNSUPPORTED, 0, "%s'%.64s' is not a protocol for control calls: use %s", origin, name,
               known.data ? (const char *)known.data : "'" DEFAULT_NAME "'");
     buf_release(&known);
     return SHOAL_UNSUPPORTED;
+}
+
+enum shoal_status byte_channel_start(const struct byte_channel_ops *ops, struct shoal_error *error)
+{
+    enum shoal_status status = ops->start(error);
+
+    if (status)
+        error_prefix(error, ENVIRONMENT_NAME "=%s", ops->name);
+    return status;
 }

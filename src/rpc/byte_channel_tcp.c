@@ -17,6 +17,7 @@
 #include "base/hostport.h"
 #include "base/spin.h"
 #include "rpc/byte_channel.h"
+#include "wire/hello.h"
 
 #define SOCKET_TIMEOUT_MAX_MS (1 << 20)
 
@@ -110,6 +111,16 @@ static enum shoal_status finish_connect(int fd, const struct call *call, struct 
     return SHOAL_OK;
 }
 
+static enum shoal_status tcp_start(struct shoal_error *error)
+{
+    (void)error;
+    return SHOAL_OK;
+}
+
+static void tcp_stop(void)
+{
+}
+
 static enum shoal_status tcp_dial(const char *address, const char *source, const struct call *call,
                                   struct byte_channel **channel_out, struct shoal_error *error)
 {
@@ -163,6 +174,14 @@ close_fd:
 free_channel:
     free(channel);
     return status;
+}
+
+static enum shoal_status tcp_begin(struct byte_channel *channel, int64_t deadline_ms, struct shoal_error *error)
+{
+    (void)channel;
+    (void)deadline_ms;
+    (void)error;
+    return SHOAL_OK;
 }
 
 /* Steps over sent bytes. */
@@ -272,6 +291,11 @@ static bool tcp_is_stale(struct byte_channel *channel)
     return got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
+static int tcp_descriptor(struct byte_channel *channel)
+{
+    return channel->fd;
+}
+
 static void tcp_close(struct byte_channel *channel)
 {
     close(channel->fd);
@@ -280,10 +304,15 @@ static void tcp_close(struct byte_channel *channel)
 
 const struct byte_channel_ops byte_channel_tcp = {
     .name = "tcp",
+    .hello_channel = HELLO_CHANNEL_CONTROL,
+    .start = tcp_start,
+    .stop = tcp_stop,
     .dial = tcp_dial,
+    .begin = tcp_begin,
     .send = tcp_send,
     .receive = tcp_receive,
     .interrupt = tcp_interrupt,
     .is_stale = tcp_is_stale,
+    .descriptor = tcp_descriptor,
     .close = tcp_close,
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rpc/channel.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +14,16 @@
 #include "wire/hello.h"
 #include "wire/rpc_frame.h"
 
+#define LOG_MODULE "rpc"
+#include "base/log.h"
+
 #define DEFAULT_MAX_IDLE_PER_PEER 32
 #define DEFAULT_MAX_IDLE 256
 #define DEFAULT_IDLE_MS 60000
 #define DEFAULT_CONNECT_TIMEOUT_MS 3000
 #define FRESH_MS 1000 /* idle for less: not worth a system call to see whether the peer is still there */
 #define BUCKETS 64    /* power of two */
+#define REFUSAL_MS 60000
 /* What the first receive of an answer can take beside the header, on the stack: small answers cost one system call and
  * no memory, of longer ones the rest is received where it belongs. */
 #define FIRST_RECEIVE_BYTES (8u << 10)
@@ -36,6 +41,12 @@ struct channel {
     char address[HOSTPORT_TEXT_BYTES];
 };
 
+/* A peer that did not offer our protocol when it was asked last. */
+struct refusal {
+    uint32_t hash;    /* of its address: one that is taken for another goes by the fallback for a while, too */
+    int64_t until_ms; /* is not asked again before; 0: free */
+};
+
 struct rpc_channels {
     struct hello hello; /* what is sent, but for the wanted instance */
     const struct byte_channel_ops *ops;
@@ -48,6 +59,7 @@ struct rpc_channels {
     struct list buckets[BUCKETS]; /* struct channel, by address */
     struct list idle;             /* all of them */
     unsigned idle_count;
+    struct refusal refusals[BUCKETS]; /* by hash */
 };
 
 static void count(uint64_t *counter, uint64_t more)
@@ -72,11 +84,15 @@ enum shoal_status rpc_channels_create(const struct rpc_channels_config *config, 
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "'%.100s...' is not an address", config->source);
     if (!ops)
         status = byte_channel_find(NULL, &ops, error);
+    if (status == SHOAL_OK)
+        status = byte_channel_start(ops, error);
     if (status)
         return status;
     channels = calloc(1, sizeof *channels);
-    if (!channels)
+    if (!channels) {
+        ops->stop();
         return error_no_memory(error);
+    }
     channels->hello =
         (struct hello){.version = HELLO_VERSION, .channel = HELLO_CHANNEL_CONTROL, .instance = config->instance};
     snprintf(channels->hello.name, sizeof channels->hello.name, "%s", config->server_name);
@@ -105,13 +121,18 @@ static void channel_destroy(struct channel *channel)
 /* --- idle channels --- */
 
 /* FNV-1a; the list is short and its length bounded, so nobody gains by collisions. */
-static struct list *bucket_of(struct rpc_channels *channels, const char *address)
+static uint32_t hash_of(const char *address)
 {
     uint32_t hash = 2166136261u;
 
     for (; *address; address++)
         hash = (hash ^ (uint8_t)*address) * 16777619u;
-    return &channels->buckets[hash & (BUCKETS - 1)];
+    return hash;
+}
+
+static struct list *bucket_of(struct rpc_channels *channels, const char *address)
+{
+    return &channels->buckets[hash_of(address) & (BUCKETS - 1)];
 }
 
 /* With the mutex. The channel goes to the list of those to be closed, by its node. */
@@ -222,6 +243,7 @@ void rpc_channels_destroy(struct rpc_channels *channels)
         return;
     while ((node = list_pop_front(&channels->idle)))
         channel_destroy(container_of(node, struct channel, age_node));
+    channels->ops->stop();
     mutex_release(&channels->mutex);
     free(channels);
 }
@@ -232,6 +254,7 @@ void rpc_channels_counters(struct rpc_channels *channels, struct rpc_channels_co
 
     out->calls = __atomic_load_n(&from->calls, __ATOMIC_RELAXED);
     out->failures = __atomic_load_n(&from->failures, __ATOMIC_RELAXED);
+    out->fallbacks = __atomic_load_n(&from->fallbacks, __ATOMIC_RELAXED);
     out->dials = __atomic_load_n(&from->dials, __ATOMIC_RELAXED);
     out->bytes_in = __atomic_load_n(&from->bytes_in, __ATOMIC_RELAXED);
     out->bytes_out = __atomic_load_n(&from->bytes_out, __ATOMIC_RELAXED);
@@ -280,6 +303,7 @@ static enum shoal_status shake_hands(struct rpc_channels *channels, struct chann
     enum shoal_status status;
 
     hello.wanted = instance;
+    hello.channel = channel->ops->hello_channel;
     len = hello_encode(&hello, frame);
     part = (struct iovec){frame, len};
     status = channel->ops->send(channel->bytes, &part, 1, deadline_ms, error);
@@ -296,6 +320,11 @@ static enum shoal_status shake_hands(struct rpc_channels *channels, struct chann
         return error_set(error, SHOAL_PROTOCOL, 0, "%s answered the handshake with nonsense", channel->address);
     status = hello_judge_answer(&answer, channel->address, channels->hello.cluster, instance, error);
     channel->instance = answer.instance;
+    if (status == SHOAL_OK) {
+        status = channel->ops->begin(channel->bytes, deadline_ms, error);
+        if (status)
+            goto lost;
+    }
     return status;
 
 lost:
@@ -303,43 +332,95 @@ lost:
     return status;
 }
 
+static enum shoal_status dial_by(struct rpc_channels *channels, const struct byte_channel_ops *ops, const char *address,
+                                 uint64_t instance, const struct call *call, struct channel **channel_out,
+                                 struct shoal_error *error)
+{
+    struct channel *channel = malloc(sizeof *channel);
+    struct cancel_hook hook;
+    enum shoal_status status;
+
+    if (!channel)
+        return error_no_memory(error);
+    *channel = (struct channel){.ops = ops};
+    snprintf(channel->address, sizeof channel->address, "%s", address);
+    count(&channels->counters.dials, 1);
+    status = ops->dial(address, channels->source[0] ? channels->source : NULL, call, &channel->bytes, error);
+    if (status) {
+        error_prefix(error, "%s", address);
+        free(channel);
+        return status;
+    }
+    cancel_hook_add(call->cancel, &hook, interrupt, channel);
+    status = shake_hands(channels, channel, instance, call->deadline_ms, error);
+    cancel_hook_remove(call->cancel, &hook);
+    if (was_interrupted(channel))
+        status = error_set(error, SHOAL_CANCELED, 0, "%s: canceled", address);
+    if (status == SHOAL_OK)
+        *channel_out = channel;
+    else
+        channel_destroy(channel);
+    return status;
+}
+
+/* --- peers that do not offer our protocol --- */
+
+static struct refusal *refusal_of(struct rpc_channels *channels, uint32_t hash)
+{
+    return &channels->refusals[hash & (BUCKETS - 1)];
+}
+
+static bool has_refused(struct rpc_channels *channels, const char *address)
+{
+    uint32_t hash = hash_of(address);
+    bool has;
+
+    mutex_lock(&channels->mutex);
+    has = refusal_of(channels, hash)->hash == hash && refusal_of(channels, hash)->until_ms > clock_now_ms();
+    mutex_unlock(&channels->mutex);
+    return has;
+}
+
+static void note_refusal(struct rpc_channels *channels, const char *address, const struct shoal_error *why)
+{
+    uint32_t hash = hash_of(address);
+    struct refusal *refusal = refusal_of(channels, hash);
+    bool is_known;
+
+    mutex_lock(&channels->mutex);
+    is_known = refusal->hash == hash && refusal->until_ms;
+    *refusal = (struct refusal){.hash = hash, .until_ms = deadline_after_ms(REFUSAL_MS)};
+    mutex_unlock(&channels->mutex);
+    if (!is_known)
+        LOG_INFO("calls to %s go by TCP, not '%s': %s", address, channels->ops->name, why->message);
+}
+
 /* A dial that took the connect timeout while the call still has time: the peer is not there, others may be. */
 static enum shoal_status dial(struct rpc_channels *channels, const char *address, uint64_t instance,
                               const struct call *call, struct channel **channel_out, struct shoal_error *error)
 {
     struct call bounded = call_with_timeout(call, channels->connect_timeout_ms);
-    struct channel *channel;
-    struct cancel_hook hook;
+    const struct byte_channel_ops *ops = channels->ops;
+    struct shoal_error local = {0};
     enum shoal_status status;
 
-    if (strlen(address) >= sizeof channel->address)
+    if (strlen(address) >= HOSTPORT_TEXT_BYTES)
         return error_set(error, SHOAL_ADDRESS, 0, "'%.100s...' is not an address", address);
-    channel = malloc(sizeof *channel);
-    if (!channel)
-        return error_no_memory(error);
-    *channel = (struct channel){.ops = channels->ops};
-    snprintf(channel->address, sizeof channel->address, "%s", address);
-    count(&channels->counters.dials, 1);
-    status =
-        channel->ops->dial(address, channels->source[0] ? channels->source : NULL, &bounded, &channel->bytes, error);
-    if (status) {
-        error_prefix(error, "%s", address);
-        free(channel);
-    } else {
-        cancel_hook_add(call->cancel, &hook, interrupt, channel);
-        status = shake_hands(channels, channel, instance, bounded.deadline_ms, error);
-        cancel_hook_remove(call->cancel, &hook);
-        if (was_interrupted(channel))
-            status = error_set(error, SHOAL_CANCELED, 0, "%s: canceled", address);
-        if (status == SHOAL_OK)
-            *channel_out = channel;
-        else
-            channel_destroy(channel);
+    if (ops->fallback && has_refused(channels, address))
+        ops = ops->fallback;
+    status = dial_by(channels, ops, address, instance, &bounded, channel_out, &local);
+    if (ops->fallback &&
+        (status == SHOAL_UNSUPPORTED || (status == SHOAL_UNREACHABLE && local.sys_errno == EPROTONOSUPPORT))) {
+        note_refusal(channels, address, &local);
+        ops = ops->fallback;
+        status = dial_by(channels, ops, address, instance, &bounded, channel_out, &local);
     }
+    if (status == SHOAL_OK && ops != channels->ops)
+        count(&channels->counters.fallbacks, 1);
     if (status == SHOAL_TIMED_OUT && !deadline_is_past(call->deadline_ms))
-        status = error_set(error, SHOAL_UNREACHABLE, 0, "%s did not accept a connection within %lld ms", address,
-                           (long long)channels->connect_timeout_ms);
-    return status;
+        return error_set(error, SHOAL_UNREACHABLE, 0, "%s did not accept a connection within %lld ms", address,
+                         (long long)channels->connect_timeout_ms);
+    return status ? error_copy(error, &local) : SHOAL_OK;
 }
 
 /* --- calls --- */

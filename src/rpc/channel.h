@@ -75,6 +75,7 @@ void rpc_channels_forget(struct rpc_channels *channels, const char *address);
 
 struct rpc_channels_counters {
     uint64_t calls, failures, dials, bytes_in, bytes_out;
+    uint64_t fallbacks; /* connections that go by TCP, because a peer does not offer the protocol that was asked for */
     unsigned idle;
 };
 void rpc_channels_counters(struct rpc_channels *channels, struct rpc_channels_counters *out);

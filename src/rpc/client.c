@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,11 @@
 #include "base/error.h"
 #include "base/hostport.h"
 #include "rpc/rpc_internal.h"
+
+#define LOG_MODULE "rpc"
+#include "base/log.h"
+
+#define UCX_REFUSAL_MS 60000
 
 /* One outstanding call. */
 struct call_entry {
@@ -31,8 +37,10 @@ struct rpc_client {
     uint64_t instance;
     int64_t connect_timeout_ms;
     struct rpc_stream stream;
-    bool is_connected;
-    struct endpoint_dial *dial; /* borrowed from the endpoint; NULL: none is running */
+    bool is_dialing_ucx;           /* the dial is, or was, one for UCX */
+    bool is_connected, is_opening; /* is_opening: there is a stream, the two still agree on UCX */
+    int64_t tcp_until_ms;          /* the peer did not offer UCX: not asked again before; 0: was never asked */
+    struct endpoint_dial *dial;    /* borrowed from the endpoint; NULL: none is running */
     struct list calls;
     struct list ended; /* calls that failed without a frame: done runs from end_task */
     struct map by_id;  /* id -> struct call_entry in calls */
@@ -47,6 +55,9 @@ struct rpc_client {
     bool is_running_ended; /* run_ended is on the stack */
     bool is_detached;      /* closed while the dial or the task was outstanding: the last of them frees */
 };
+
+/* Calls that wait go by TCP. false: not even that. */
+static bool dial_by_tcp(struct rpc_client *client, const struct shoal_error *why);
 
 static void free_if_unused(struct rpc_client *client)
 {
@@ -143,12 +154,15 @@ static void on_deadline(void *arg)
 static void lose(struct rpc_client *client, enum shoal_status status, const struct shoal_error *error)
 {
     struct shoal_error detail = *error;
+    bool was_connected = client->is_connected;
 
-    client->is_connected = false;
+    client->is_connected = client->is_opening = false;
     rpc_stream_release(&client->stream);
+    if (!was_connected && status == SHOAL_UNSUPPORTED && dial_by_tcp(client, error))
+        return;
     fail_all(client, status, error);
     arm_timer(client);
-    if (client->lost) {
+    if (client->lost && was_connected) {
         error_prefix(&detail, "%s", client->address);
         client->lost(client->lost_arg, &detail);
     }
@@ -201,8 +215,6 @@ static void on_closed(void *arg, enum shoal_status status, const struct shoal_er
     lose(arg, status, error);
 }
 
-static const struct rpc_stream_events client_events = {.frame = on_frame, .closed = on_closed};
-
 static bool send_entry(struct rpc_client *client, struct call_entry *entry)
 {
     int64_t left = deadline_left_ms(entry->deadline_ms);
@@ -217,6 +229,44 @@ static bool send_entry(struct rpc_client *client, struct call_entry *entry)
     free(entry->body);
     entry->body = NULL;
     return true;
+}
+
+static void on_opened(void *arg)
+{
+    struct rpc_client *client = arg;
+
+    client->is_opening = false;
+    client->is_connected = true;
+    LIST_FOR_EACH_SAFE (entry, &client->calls, struct call_entry, node) {
+        if (entry->body && !send_entry(client, entry)) {
+            entry_detach(client, entry);
+            end_soon(client, entry, SHOAL_LIMIT, NULL);
+        }
+    }
+}
+
+static const struct rpc_stream_events client_events = {.frame = on_frame, .closed = on_closed, .opened = on_opened};
+
+static enum shoal_status init_stream(struct rpc_client *client, int fd, struct shoal_error *error)
+{
+    struct rpc *rpc = client->rpc;
+
+    if (client->is_dialing_ucx) {
+        enum shoal_status status =
+            rpc_stream_init_ucx(&client->stream, rpc->loop, fd, RPC_RESPONSE_MAX_BYTES, &client_events, client,
+                                &rpc->counters, rpc->carrier, NULL, error);
+
+        return status == SHOAL_LIMIT ? SHOAL_UNSUPPORTED : status;
+    }
+    return rpc_stream_init(&client->stream, rpc->loop, fd, RPC_RESPONSE_MAX_BYTES, &client_events, client,
+                           &rpc->counters, error);
+}
+
+/* The peer does not serve the channel, or we cannot have one more connection over UCX. */
+static bool has_no_ucx(const struct rpc_client *client, enum shoal_status status, const struct shoal_error *error)
+{
+    return client->is_dialing_ucx &&
+           (status == SHOAL_UNSUPPORTED || (status == SHOAL_UNREACHABLE && error->sys_errno == EPROTONOSUPPORT));
 }
 
 static void on_dialed(void *arg, enum shoal_status status, int fd, const struct hello *peer,
@@ -234,25 +284,43 @@ static void on_dialed(void *arg, enum shoal_status status, int fd, const struct 
         return;
     }
     if (status == SHOAL_OK) {
-        status = rpc_stream_init(&client->stream, client->rpc->loop, fd, RPC_RESPONSE_MAX_BYTES, &client_events, client,
-                                 &client->rpc->counters, &local);
+        status = init_stream(client, fd, &local);
         if (status) {
             close(fd);
             error = &local;
         }
     }
+    if (status && has_no_ucx(client, status, error) && dial_by_tcp(client, error))
+        return;
     if (status) {
         fail_all(client, status, error);
         arm_timer(client);
-        return;
+    } else if (client->is_dialing_ucx) {
+        client->is_opening = true;
+    } else {
+        on_opened(client);
     }
-    client->is_connected = true;
-    LIST_FOR_EACH_SAFE (entry, &client->calls, struct call_entry, node) {
-        if (entry->body && !send_entry(client, entry)) {
-            entry_detach(client, entry);
-            end_soon(client, entry, SHOAL_LIMIT, NULL);
-        }
-    }
+}
+
+static enum shoal_status dial(struct rpc_client *client, struct shoal_error *error)
+{
+    client->is_dialing_ucx =
+        client->rpc->carrier && (client->tcp_until_ms == 0 || deadline_is_past(client->tcp_until_ms));
+    if (client->rpc->carrier && !client->is_dialing_ucx)
+        client->rpc->counters.fallbacks++;
+    return endpoint_dial(client->rpc->endpoint, client->address, client->instance,
+                         client->is_dialing_ucx ? HELLO_CHANNEL_CONTROL_UCX : HELLO_CHANNEL_CONTROL,
+                         client->connect_timeout_ms, on_dialed, client, &client->dial, error);
+}
+
+static bool dial_by_tcp(struct rpc_client *client, const struct shoal_error *why)
+{
+    struct shoal_error error;
+
+    if (client->tcp_until_ms == 0)
+        LOG_INFO("calls to %s go by TCP, not '%s': %s", client->address, client->rpc->protocol->name, why->message);
+    client->tcp_until_ms = deadline_after_ms(UCX_REFUSAL_MS);
+    return dial(client, &error) == SHOAL_OK;
 }
 
 enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t instance, int64_t connect_timeout_ms,
@@ -298,9 +366,9 @@ void rpc_client_close(struct rpc_client *client)
 
     if (!client)
         return;
-    if (client->is_connected)
+    if (client->is_connected || client->is_opening)
         rpc_stream_release(&client->stream);
-    client->is_connected = false;
+    client->is_connected = client->is_opening = false;
     loop_timer_release(&client->deadline_timer);
     error_set(&error, SHOAL_CANCELED, 0, "%s: canceled", client->address);
     while ((node = list_first(&client->calls))) {
@@ -356,9 +424,8 @@ enum shoal_status rpc_call(struct rpc_client *client, uint16_t method, const voi
             entry_detach(client, entry);
             end_soon(client, entry, SHOAL_LIMIT, NULL);
         }
-    } else if (!client->dial) {
-        status = endpoint_dial(client->rpc->endpoint, client->address, client->instance, HELLO_CHANNEL_CONTROL,
-                               client->connect_timeout_ms, on_dialed, client, &client->dial, &error);
+    } else if (!client->dial && !client->is_opening) {
+        status = dial(client, &error);
         if (status)
             fail_all(client, status, &error);
     }

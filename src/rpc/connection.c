@@ -4,16 +4,19 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "rpc/stream_ucx.h"
 
 #define READ_CHUNK_BYTES (64u << 10)
 #define PEER_SILENCE_MS 10000u
 #define WRITE_THROUGH_BYTES (8u << 10) /* shorter ones are cheaper to copy than to send one by one */
+#define FLUSH_STEPS 1000
 #define KEPT_QUEUE_BYTES (256u << 10)
 
 static void fail(struct rpc_stream *stream, enum shoal_status status, int sys_errno, const char *what)
@@ -24,6 +27,8 @@ static void fail(struct rpc_stream *stream, enum shoal_status status, int sys_er
         return;
     error_set(&error, status, sys_errno, "%s%s%s", what, sys_errno ? ": " : "", sys_errno ? strerror(sys_errno) : "");
     loop_io_release(&stream->io);
+    stream_ucx_destroy(stream->ucx);
+    stream->ucx = NULL;
     close(stream->fd);
     stream->fd = -1;
     stream->events->closed(stream->arg, status, &error);
@@ -31,7 +36,7 @@ static void fail(struct rpc_stream *stream, enum shoal_status status, int sys_er
 
 static unsigned wanted_events(const struct rpc_stream *stream)
 {
-    return LOOP_READ | (stream->out.len > stream->out_sent ? LOOP_WRITE : 0u);
+    return LOOP_READ | (!stream->ucx && stream->out.len > stream->out_sent ? LOOP_WRITE : 0u);
 }
 
 /* Hands over every whole frame in the buffer. false: the stream is closed or gone. */
@@ -88,12 +93,23 @@ static void on_readable(struct rpc_stream *stream, const bool *is_gone)
     }
 }
 
+/* As send: -1 with errno, or how many bytes were taken. */
+static ssize_t write_some(struct rpc_stream *stream, const void *data, size_t len)
+{
+    size_t taken;
+
+    if (!stream->ucx)
+        return send(stream->fd, data, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    taken = ucx_pipe_write(stream->ucx->pipe, data, len, false);
+    errno = EAGAIN; /* also for one that has failed, which shows up through the pipe */
+    return taken ? (ssize_t)taken : -1;
+}
+
 /* errno of what stopped it, 0 when everything is out. */
 static int write_queue(struct rpc_stream *stream)
 {
     while (stream->out_sent < stream->out.len) {
-        ssize_t sent = send(stream->fd, stream->out.data + stream->out_sent, stream->out.len - stream->out_sent,
-                            MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = write_some(stream, stream->out.data + stream->out_sent, stream->out.len - stream->out_sent);
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
@@ -112,10 +128,21 @@ static int write_queue(struct rpc_stream *stream)
 static size_t write_through(struct rpc_stream *stream, struct iovec parts[3], size_t body_len)
 {
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
-    ssize_t sent;
+    ssize_t sent = 0;
 
     if (body_len < WRITE_THROUGH_BYTES || stream->out.len)
         return 0;
+    if (stream->ucx) {
+        for (int i = 0; i < 3; i++) {
+            size_t taken = ucx_pipe_write(stream->ucx->pipe, parts[i].iov_base, parts[i].iov_len, false);
+
+            sent += (ssize_t)taken;
+            if (taken < parts[i].iov_len)
+                break;
+        }
+        stream->counters->bytes_out += (uint64_t)sent;
+        return (size_t)sent;
+    }
     sent = sendmsg(stream->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent <= 0)
         return 0;
@@ -133,9 +160,80 @@ static void on_writable(struct rpc_stream *stream)
 
 void rpc_stream_flush(struct rpc_stream *stream)
 {
-    if (stream->fd >= 0)
-        write_queue(stream);
+    if (stream->fd < 0)
+        return;
+    write_queue(stream);
+    for (int step = 0; stream->ucx && step < FLUSH_STEPS && !ucx_pipe_is_sent(stream->ucx->pipe); step++)
+        ucx_port_progress(ucx_pipe_port(stream->ucx->pipe));
 }
+
+/* --- over UCX --- */
+
+/* The pipe holds a bounded number of bytes, and nothing comes while they are read. */
+static void read_pipe(struct rpc_stream *stream, const bool *is_gone)
+{
+    while (stream->ucx->pipe && ucx_pipe_has_come(stream->ucx->pipe)) {
+        struct iovec part;
+        size_t got;
+
+        if (!buf_reserve(&stream->in, READ_CHUNK_BYTES)) {
+            fail(stream, SHOAL_NO_MEMORY, 0, "control frame buffer");
+            return;
+        }
+        part = (struct iovec){stream->in.data + stream->in.len, READ_CHUNK_BYTES};
+        got = ucx_pipe_read(stream->ucx->pipe, &part, 1);
+        stream->counters->bytes_in += got;
+        stream->in.len += got;
+        if (!deliver(stream, is_gone))
+            return;
+    }
+    if (stream->ucx->pipe && ucx_pipe_has_failed(stream->ucx->pipe)) {
+        char failure[128];
+
+        snprintf(failure, sizeof failure, "%s", ucx_pipe_failure(stream->ucx->pipe)); /* fail closes the pipe */
+        fail(stream, SHOAL_UNREACHABLE, 0, failure);
+    }
+}
+
+void rpc_stream_pipe_ready(struct rpc_stream *stream)
+{
+    bool is_gone = false;
+
+    stream->is_gone = &is_gone;
+    read_pipe(stream, &is_gone);
+    /* What the frames were answered with, together. */
+    if (!is_gone && stream->fd >= 0)
+        on_writable(stream);
+    if (!is_gone)
+        stream->is_gone = NULL;
+}
+
+/* The socket of a stream over UCX. */
+static void on_socket(struct rpc_stream *stream, const bool *is_gone)
+{
+    bool was_open = stream->ucx->is_open;
+    struct shoal_error error;
+    enum shoal_status status = stream_ucx_readable(stream->ucx, stream->fd, stream, &error);
+
+    if (status && was_open) { /* what came before by the other way */
+        while (ucx_port_progress(ucx_pipe_port(stream->ucx->pipe)) && !ucx_pipe_has_come(stream->ucx->pipe))
+            ;
+        read_pipe(stream, is_gone);
+    }
+    if (*is_gone || stream->fd < 0)
+        return;
+    if (status) {
+        stream->counters->protocol_errors += status == SHOAL_PROTOCOL;
+        fail(stream, status, 0, error.message);
+    } else if (!was_open && stream->ucx->is_open) {
+        stream->counters->ucx_connections++;
+        stream_ucx_kick(stream->ucx);
+        if (stream->events->opened)
+            stream->events->opened(stream->arg);
+    }
+}
+
+/* --- the loop --- */
 
 static void on_io(void *arg, unsigned events)
 {
@@ -145,8 +243,12 @@ static void on_io(void *arg, unsigned events)
     stream->is_gone = &is_gone;
     if (events & LOOP_WRITE)
         on_writable(stream);
-    if (!is_gone && stream->fd >= 0 && (events & LOOP_READ))
-        on_readable(stream, &is_gone);
+    if (!is_gone && stream->fd >= 0 && (events & LOOP_READ)) {
+        if (stream->ucx)
+            on_socket(stream, &is_gone);
+        else
+            on_readable(stream, &is_gone);
+    }
     /* What the frames were answered with, together. */
     if (!is_gone && stream->fd >= 0)
         on_writable(stream);
@@ -183,11 +285,31 @@ enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, 
     return SHOAL_OK;
 }
 
+enum shoal_status rpc_stream_init_ucx(struct rpc_stream *stream, struct loop *loop, int fd, uint32_t max_body,
+                                      const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
+                                      struct ucx_carrier *carrier, struct ucx_driver **shared,
+                                      struct shoal_error *error)
+{
+    enum shoal_status status = rpc_stream_init(stream, loop, fd, max_body, events, arg, counters, error);
+
+    if (status)
+        return status;
+    status = stream_ucx_create(loop, carrier, shared, fd, stream, &stream->ucx, error);
+    if (status) {
+        loop_io_release(&stream->io);
+        stream->fd = -1; /* stays the caller's */
+        rpc_stream_release(stream);
+    }
+    return status;
+}
+
 void rpc_stream_release(struct rpc_stream *stream)
 {
     if (stream->is_gone)
         *stream->is_gone = true;
     stream->is_gone = NULL;
+    stream_ucx_destroy(stream->ucx);
+    stream->ucx = NULL;
     if (stream->fd >= 0) {
         loop_io_release(&stream->io);
         close(stream->fd);
@@ -211,7 +333,7 @@ enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct 
                              {(void *)(uintptr_t)tail, frame->body_len - head_len}};
     size_t done;
 
-    if (stream->fd < 0)
+    if (stream->fd < 0 || (stream->ucx && !stream->ucx->is_open))
         return SHOAL_UNREACHABLE;
     if (stream->out_sent && stream->out.len - stream->out_sent < stream->out_sent) {
         buf_consume(&stream->out, stream->out_sent);
@@ -234,6 +356,8 @@ enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct 
     if (!stream->is_gone) {
         write_queue(stream);
         loop_io_set(&stream->io, wanted_events(stream));
+        if (stream->ucx)
+            stream_ucx_kick(stream->ucx);
     }
     return SHOAL_OK;
 }

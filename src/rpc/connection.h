@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One control connection: frames in, frames out, bounded both ways. Shared by server and client. Loop thread. */
+/* One control connection: frames in, frames out, bounded both ways. Shared by server and client. Frames go by the
+ * socket, or by UCX while the socket tells of a peer that closes. Loop thread. */
 #ifndef SHOAL_RPC_CONNECTION_H
 #define SHOAL_RPC_CONNECTION_H
 
@@ -7,11 +8,18 @@
 
 #define RPC_WRITE_QUEUE_MAX_BYTES (32u << 20)
 
+struct stream_ucx;
+struct ucx_carrier;
+struct ucx_driver;
+
 struct rpc_stream_events {
     /* A whole frame. May close the stream. body is valid during the call. */
     void (*frame)(void *arg, const struct rpc_frame *frame, const uint8_t *body);
     /* The stream failed and is closed already; release it from inside or later. */
     void (*closed)(void *arg, enum shoal_status status, const struct shoal_error *error);
+    /* A stream over UCX that was dialed can be used now; until then sending fails. closed comes instead with
+     * UNSUPPORTED if the two have no common way. */
+    void (*opened)(void *arg);
 };
 
 struct rpc_stream {
@@ -20,7 +28,8 @@ struct rpc_stream {
     struct buf in, out;
     size_t out_sent;
     uint32_t max_body;
-    bool *is_gone; /* set by release while a callback of this stream is on the stack */
+    struct stream_ucx *ucx; /* owned; NULL: frames go by the socket */
+    bool *is_gone;          /* set by release while a callback of this stream is on the stack */
     const struct rpc_stream_events *events;
     void *arg;
     struct rpc_counters *counters;
@@ -29,6 +38,14 @@ struct rpc_stream {
 enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, int fd, uint32_t max_body,
                                   const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
                                   struct shoal_error *error);
+/* The same over UCX. shared: where the accepting side keeps its port of UCX; NULL: the dialing side. UNSUPPORTED or
+ * LIMIT: not by UCX. */
+enum shoal_status rpc_stream_init_ucx(struct rpc_stream *stream, struct loop *loop, int fd, uint32_t max_body,
+                                      const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
+                                      struct ucx_carrier *carrier, struct ucx_driver **shared,
+                                      struct shoal_error *error);
+/* Of a stream whose pipe is ready (rpc/stream_ucx.h). May end it. */
+void rpc_stream_pipe_ready(struct rpc_stream *stream);
 /* Closes the descriptor; no callback. */
 void rpc_stream_release(struct rpc_stream *stream);
 /* Queues a frame and writes what the socket takes without waiting; answers to frames that came together are written

@@ -85,9 +85,19 @@ static void on_closed(void *arg, enum shoal_status status, const struct shoal_er
 
 static const struct rpc_stream_events connection_events = {.frame = on_frame, .closed = on_closed};
 
-static void on_accept(void *arg, int fd, const struct hello *peer)
+static enum shoal_status init_stream(struct rpc_connection *connection, int fd, bool is_ucx)
 {
-    struct rpc *rpc = arg;
+    struct rpc *rpc = connection->rpc;
+
+    if (is_ucx)
+        return rpc_stream_init_ucx(&connection->stream, rpc->loop, fd, rpc->request_max_bytes, &connection_events,
+                                   connection, &rpc->counters, rpc->carrier, &rpc->driver, NULL);
+    return rpc_stream_init(&connection->stream, rpc->loop, fd, rpc->request_max_bytes, &connection_events, connection,
+                           &rpc->counters, NULL);
+}
+
+static void accept_connection(struct rpc *rpc, int fd, const struct hello *peer, bool is_ucx)
+{
     struct rpc_connection *connection = calloc(1, sizeof *connection);
 
     if (!connection)
@@ -95,8 +105,7 @@ static void on_accept(void *arg, int fd, const struct hello *peer)
     connection->rpc = rpc;
     list_init(&connection->requests);
     snprintf(connection->peer, sizeof connection->peer, "%s", peer->name);
-    if (rpc_stream_init(&connection->stream, rpc->loop, fd, rpc->request_max_bytes, &connection_events, connection,
-                        &rpc->counters, NULL))
+    if (init_stream(connection, fd, is_ucx))
         goto refuse;
     list_push_back(&rpc->connections, &connection->node);
     rpc->counters.connections++;
@@ -106,6 +115,16 @@ refuse:
     free(connection);
     close(fd);
     endpoint_released(rpc->endpoint);
+}
+
+static void on_accept(void *arg, int fd, const struct hello *peer)
+{
+    accept_connection(arg, fd, peer, false);
+}
+
+static void on_accept_ucx(void *arg, int fd, const struct hello *peer)
+{
+    accept_connection(arg, fd, peer, true);
 }
 
 static void reply(struct rpc_request *request, enum shoal_status status, const void *body, size_t body_len,
@@ -163,15 +182,31 @@ void rpc_set_request_max(struct rpc *rpc, uint32_t max_bytes)
 enum shoal_status rpc_create(struct loop *loop, struct endpoint *endpoint, struct rpc **rpc_out,
                              struct shoal_error *error)
 {
-    struct rpc *rpc = calloc(1, sizeof *rpc);
+    const struct byte_channel_ops *protocol;
+    struct ucx_carrier *carrier = NULL;
+    struct rpc *rpc;
+    enum shoal_status status = byte_channel_find(NULL, &protocol, error);
 
-    if (!rpc)
+    if (status == SHOAL_OK)
+        status = byte_channel_start(protocol, error);
+    if (status)
+        return status;
+    if (protocol->hello_channel == HELLO_CHANNEL_CONTROL_UCX)
+        carrier = ucx_carrier_find(protocol->name);
+    rpc = calloc(1, sizeof *rpc);
+    if (!rpc) {
+        protocol->stop();
         return error_no_memory(error);
+    }
     rpc->loop = loop;
     rpc->endpoint = endpoint;
+    rpc->protocol = protocol;
+    rpc->carrier = carrier;
     rpc->request_max_bytes = RPC_REQUEST_MAX_BYTES;
     list_init(&rpc->connections);
     endpoint_set_handler(endpoint, HELLO_CHANNEL_CONTROL, on_accept, rpc);
+    if (carrier)
+        endpoint_set_handler(endpoint, HELLO_CHANNEL_CONTROL_UCX, on_accept_ucx, rpc);
     *rpc_out = rpc;
     return SHOAL_OK;
 }
@@ -183,6 +218,8 @@ static void close_connections(void *arg)
 
     while ((node = list_first(&rpc->connections)))
         connection_destroy(container_of(node, struct rpc_connection, node));
+    ucx_driver_destroy(rpc->driver);
+    rpc->driver = NULL;
 }
 
 void rpc_destroy(struct rpc *rpc)
@@ -190,7 +227,10 @@ void rpc_destroy(struct rpc *rpc)
     if (!rpc)
         return;
     endpoint_set_handler(rpc->endpoint, HELLO_CHANNEL_CONTROL, NULL, NULL);
+    if (rpc->carrier)
+        endpoint_set_handler(rpc->endpoint, HELLO_CHANNEL_CONTROL_UCX, NULL, NULL);
     loop_call(rpc->loop, close_connections, rpc);
+    rpc->protocol->stop();
     free(rpc);
 }
 

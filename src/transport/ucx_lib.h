@@ -21,6 +21,8 @@
     X(worker_get_efd)                                                                                                  \
     X(worker_arm)                                                                                                      \
     X(worker_progress)                                                                                                 \
+    X(worker_set_am_recv_handler)                                                                                      \
+    X(am_send_nbx)                                                                                                     \
     X(ep_create)                                                                                                       \
     X(ep_close_nbx)                                                                                                    \
     X(ep_flush_nbx)                                                                                                    \

@@ -22,6 +22,7 @@ enum hello_channel {
     HELLO_CHANNEL_PROBE = 3,   /* nothing follows: asks who answers at an address */
     HELLO_CHANNEL_LOCAL = 4,   /* transport: same host; over the local socket only, and nothing but PROBE else there */
     HELLO_CHANNEL_UCX = 5,     /* transport: what precedes bytes over UCX */
+    HELLO_CHANNEL_CONTROL_UCX = 6, /* rpc, whose frames travel by UCX */
     HELLO_CHANNEL_COUNT,
 };
 

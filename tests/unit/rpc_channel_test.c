@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocking calls against a real server, and against peers that stall, lie and vanish. */
+/* Blocking calls against a real server, and against peers that stall, lie and vanish; by MC_RPC_PROTOCOL, where the
+ * liars speak TCP only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,6 +21,7 @@
 #include "base/mutex.h"
 #include "rpc/channel.h"
 #include "rpc/rpc.h"
+#include "rpc_protocol.h"
 #include "wire/hello.h"
 
 #define WAIT_MS 60000
@@ -230,9 +232,17 @@ static bool liar_shake_hands(struct liar *liar, int fd)
     if (!read_all(fd, frame, HELLO_PREFIX_BYTES) || hello_frame_len(frame, &len) ||
         !read_all(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES) || hello_decode(frame, len, &hello))
         return false;
-    if (hello.channel != HELLO_CHANNEL_CONTROL || hello.instance != NODE_INSTANCE)
+    if (hello.instance != NODE_INSTANCE)
         return false;
     hello.instance = 4711;
+    if (hello.channel == HELLO_CHANNEL_CONTROL_UCX) {
+        liar->connections--;
+        hello.verdict = HELLO_REFUSE_CHANNEL;
+        write_all(fd, frame, hello_encode(&hello, frame));
+        return false;
+    }
+    if (hello.channel != HELLO_CHANNEL_CONTROL)
+        return false;
     if (liar->behaviour == REFUSES)
         hello.verdict = HELLO_REFUSE_LIMIT;
     if (liar->behaviour == OTHER_CLUSTER)
@@ -358,7 +368,6 @@ static struct rpc_channels *new_channels(unsigned max_idle_per_peer, unsigned ma
     struct rpc_channels_config config = {.cluster = "test",
                                          .server_name = "caller:1",
                                          .instance = NODE_INSTANCE,
-                                         .ops = &byte_channel_tcp,
                                          .max_idle_per_peer = max_idle_per_peer,
                                          .max_idle = max_idle,
                                          .connect_timeout_ms = WAIT_MS};
@@ -675,7 +684,8 @@ static void lies_and_silence(void **state)
         rpc_channels_counters(fixture->channels, &counters);
         assert_int_equal(counters.idle,
                          lie->behaviour == FINE || lie->behaviour == DRIPS || lie->behaviour == POSITIVE_STATUS);
-        assert_int_equal(liar.connections, 1);
+        /* Over UCX the time may end between the dial for that, which is not counted, and the next. */
+        assert_in_range(liar.connections, lie->status != SHOAL_TIMED_OUT, 1);
         rpc_channels_forget(fixture->channels, liar.address);
         liar_stop(&liar);
     }
@@ -854,33 +864,11 @@ static void connections_come_from_the_source(void **state)
     close(listener);
 }
 
-static void protocols_by_name(void **state)
-{
-    const struct byte_channel_ops *ops = NULL;
-    struct shoal_error error;
-
-    (void)state;
-    unsetenv("MC_RPC_PROTOCOL");
-    assert_int_equal(byte_channel_find(NULL, &ops, &error), SHOAL_OK);
-    assert_ptr_equal(ops, &byte_channel_tcp);
-    assert_int_equal(byte_channel_find("tcp", &ops, &error), SHOAL_OK);
-    assert_int_equal(byte_channel_find("rdma", &ops, &error), SHOAL_UNSUPPORTED);
-    assert_non_null(strstr(error.message, "'rdma'"));
-    assert_non_null(strstr(error.message, "this build has 'tcp'"));
-    setenv("MC_RPC_PROTOCOL", "rdma", 1);
-    assert_int_equal(byte_channel_find(NULL, &ops, &error), SHOAL_UNSUPPORTED);
-    assert_non_null(strstr(error.message, "MC_RPC_PROTOCOL"));
-    setenv("MC_RPC_PROTOCOL", "tcp", 1);
-    assert_int_equal(byte_channel_find(NULL, &ops, &error), SHOAL_OK);
-    unsetenv("MC_RPC_PROTOCOL");
-}
-
 int main(void)
 {
 #define TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(connections_come_from_the_source),
-        cmocka_unit_test(protocols_by_name),
         TEST(answers_come_back_on_one_connection),
         TEST(patience_travels),
         TEST(long_answers_and_requests),
@@ -895,5 +883,7 @@ int main(void)
         TEST(cancel_ends_a_handshake),
         TEST(many_threads_share_the_connections),
     };
+    if (!rpc_protocol_is_usable())
+        return 77;
     return cmocka_run_group_tests_name("rpc_channel", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Control calls between two endpoints of this process: answers, deadlines, aborts, limits, hostile bytes. */
+/* Control calls between two endpoints of this process: answers, deadlines, aborts, limits, hostile bytes; by
+ * MC_RPC_PROTOCOL. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,6 +18,7 @@
 #include "base/endian.h"
 #include "base/mutex.h"
 #include "rpc/rpc.h"
+#include "rpc_protocol.h"
 
 #define WAIT_MS 20000
 
@@ -435,5 +437,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_server_for_batches_accepts_more, setup, teardown),
         cmocka_unit_test_setup_teardown(bytes_may_come_one_at_a_time, setup, teardown),
     };
+    if (!rpc_protocol_is_usable())
+        return 77;
     return cmocka_run_group_tests_name("rpc", tests, NULL, NULL);
 }
