@@ -27,7 +27,7 @@
 
 static uint64_t size_bytes = 4096;
 static unsigned rounds = 7, count = 4000, threads = 1;
-static const char *congestion_control = "reno";
+static const char *congestion_control = "reno", *protocol = "tcp";
 static bool is_write;
 
 /* What the source tells: where its memory lies, and where the raw loop listens. */
@@ -41,7 +41,7 @@ static struct shoal_engine *open_engine(void)
 {
     static char uri[512];
     struct shoal_engine_config config = {
-        .struct_size = sizeof config, .metadata_uri = uri, .server_name = "127.0.0.1:0", .protocol = "tcp"};
+        .struct_size = sizeof config, .metadata_uri = uri, .server_name = "127.0.0.1:0", .protocol = protocol};
     struct shoal_engine *engine;
     struct shoal_error error;
 
@@ -266,10 +266,10 @@ static void run_receiver(const struct place *place)
     printf("median  shoal p50 %8.2f us  p99 %8.2f us\n", our_p50, bench_median(ours.p99, rounds));
     printf("{\"bench\":\"latency\",\"ratio\":%.3f,\"shoal_p50_us\":%.2f,\"raw_p50_us\":%.2f,\"shoal_p99_us\":%.2f,"
            "\"raw_p99_us\":%.2f,\"shoal_cpu_us\":%.2f,\"raw_cpu_us\":%.2f,\"op\":\"%s\",\"size_bytes\":%llu,"
-           "\"threads\":%u,\"cc\":\"%s\"}\n",
+           "\"threads\":%u,\"cc\":\"%s\",\"protocol\":\"%s\"}\n",
            our_p50 / raw_p50, our_p50, raw_p50, bench_median(ours.p99, rounds), bench_median(raw.p99, rounds),
            bench_median(ours.cpu_us, rounds), bench_median(raw.cpu_us, rounds), is_write ? "write" : "read",
-           (unsigned long long)size_bytes, threads, congestion_control);
+           (unsigned long long)size_bytes, threads, congestion_control, protocol);
     bench_free(memory, size_bytes * threads);
     free(all);
 }
@@ -281,6 +281,7 @@ int main(int argc, char **argv)
         {"count", BENCH_COUNT, &count, 1, 10000000, "requests of each thread and round"},
         {"rounds", BENCH_COUNT, &rounds, 1, ROUNDS_MAX, "rounds of each, in turns"},
         {"threads", BENCH_COUNT, &threads, 1, THREADS_MAX, "threads that ask at the same time"},
+        {"protocol", BENCH_TEXT, &protocol, 0, 0, "of Shoal's nodes: tcp (default), auto, ucx"},
         {"write", BENCH_FLAG, &is_write, 0, 0, "WRITE instead of READ"},
         {"cc", BENCH_TEXT, &congestion_control, 0, 0,
          "congestion control of the raw sockets (default reno, as shoal chooses on one host)"},
@@ -289,11 +290,10 @@ int main(int argc, char **argv)
     struct bench_side source;
     struct place place;
 
-    bench_options(
-        argc, argv, "latency",
-        "Small READs (or WRITEs) between two processes over TCP on loopback, against a blocking ping-pong over\n"
-        "a plain socket, in turns. ratio = Shoal's median latency (p50) / the raw one.",
-        options);
+    bench_options(argc, argv, "latency",
+                  "Small READs (or WRITEs) between two processes on loopback, against a blocking ping-pong over\n"
+                  "a plain socket, in turns. ratio = Shoal's median latency (p50) / the raw one.",
+                  options);
     signal(SIGPIPE, SIG_IGN);
     (void)bench_temp_dir(); /* of this process: the source uses it too */
     source = bench_side_start(run_source, NULL, 0);

@@ -377,6 +377,7 @@ static bool on_grant(struct local_client *client, struct local_transfer *transfe
     copy->len = request->len_bytes;
     copy->done = read_copied;
     copy->arrived = request->arrived ? read_arrived : NULL;
+    copy->is_alone = used_slots(client) == 1;
     transfer->state = TRANSFER_COPYING;
     local_copy_start(copy);
     return true;
@@ -490,6 +491,8 @@ static void issue(struct local_client *client, struct transport_request *request
     request->link = transfer;
     frame.id = transfer->id;
     local_link_send(&client->link, &frame);
+    if (used_slots(client) == 1)
+        loop_expect_more(client->link.local->env.loop);
 }
 
 static void issue_waiting(struct local_client *client)

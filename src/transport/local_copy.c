@@ -206,7 +206,7 @@ void local_copy_start(struct local_copy *copy)
     copy->is_active = true;
     copy->task_count = 1;
     local_link_hold(copy->link);
-    if (copy->len <= LOCAL_INLINE_BYTES) {
+    if (copy->len <= (copy->is_alone && local->running_copies == 0 ? LOCAL_ALONE_BYTES : LOCAL_INLINE_BYTES)) {
         work(copy);
         look_back(copy);
         finish(copy);

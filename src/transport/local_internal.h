@@ -36,6 +36,7 @@
 #define LOCAL_STREAM_BYTES (8u << 20)  /* one thread copies up to so much, if it tells what has arrived */
 #define LOCAL_ARRIVED_BYTES (1u << 17) /* between two words of that */
 #define LOCAL_INLINE_BYTES 65536u      /* copied at once on the loop, as a socket's bytes are */
+#define LOCAL_ALONE_BYTES (256u << 10) /* the same, if there is nothing else to do */
 #define LOCAL_COPIES_MAX 32            /* on the threads; others wait in line */
 #define LOCAL_FDS_MAX 8                /* descriptors that came in and whose frame has not */
 #define LOCAL_SHARES_MAX 64            /* of one connection and direction */
@@ -201,6 +202,7 @@ struct local_copy {
     void (*arrived)(struct local_copy *copy, uint64_t offset, uint64_t len);
     struct list_node node; /* in local->copies while it waits */
     bool is_waiting, is_active;
+    bool is_alone;       /* nothing else is asked on the link: waking a thread up would take longer than a small copy */
     unsigned task_count; /* threads that share it */
     struct loop_task task;
 

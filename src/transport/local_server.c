@@ -146,6 +146,7 @@ static void begin_write(struct local_server *server, struct local_serve *serve, 
     copy->to = (uint8_t *)(uintptr_t)frame->addr;
     copy->len = frame->len;
     copy->done = write_copied;
+    copy->is_alone = server->used == 1;
     serve->told_ms = clock_now_ms();
     local_copy_start(copy);
 }
@@ -164,6 +165,8 @@ static bool grant(struct local_server *server, struct local_serve *serve)
         return false;
     }
     local_link_send(link, &answer);
+    if (server->used == 1) /* who has asked for more does not wait for each answer */
+        loop_expect_more(link->local->env.loop);
     return true;
 }
 
@@ -249,6 +252,8 @@ static bool release(struct local_serve *serve, uint64_t fault_addr)
     serve_release(serve);
     if (is_turns)
         turn_moved(server);
+    if (server->used == 0)
+        loop_expect_more(server->link.local->env.loop);
     return true;
 }
 

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/spin.h"
 #include "transport/tcp_internal.h"
 
 #define LOG_MODULE "tcp"
@@ -60,6 +61,7 @@ struct transport_direct {
     bool is_attached;  /* loop 0 */
     bool is_broken;
     int64_t wait_ms; /* timeout of receives that wait, as the socket has it; 0: none yet */
+    struct spin spin;
     size_t count, unanswered;
     uint64_t next_id;
     void (*finished)(void *arg, struct transport_request *requests, size_t count);
@@ -359,18 +361,38 @@ static bool bound_wait(struct transport_direct *direct, int64_t deadline_ms)
     return true;
 }
 
+/* Looks for the answer a little instead of sleeping, if that has paid lately. true: something came. */
+static bool look(struct transport_direct *direct)
+{
+    uint64_t seen = direct->stream.bytes_in;
+
+    if (!list_is_empty(&direct->stream.out) || !spin_begin(&direct->spin))
+        return false;
+    do {
+        work(direct);
+    } while (seen == direct->stream.bytes_in && !is_over(direct) && spin_again(&direct->spin));
+    spin_end(&direct->spin, seen != direct->stream.bytes_in);
+    return seen != direct->stream.bytes_in || is_over(direct);
+}
+
 /* Sleeps until something comes, but not beyond the deadline, and does what can be done then. */
 static void wait_and_work(struct transport_direct *direct, int64_t deadline_ms)
 {
     struct tcp_stream *stream = &direct->stream;
     struct pollfd ready = {.fd = stream->fd};
+    int64_t began_ns;
 
+    if (look(direct))
+        return;
+    began_ns = spin_limit_us() ? clock_now_ns() : 0;
     ready.events = (short)(list_is_empty(&stream->out) ? POLLIN : POLLIN | POLLOUT);
     stream->may_wait = list_is_empty(&stream->out) && bound_wait(direct, deadline_ms);
     if (!stream->may_wait) /* else the receive does both in one system call */
         (void)poll(&ready, 1, deadline_poll_ms(deadline_ms));
     work(direct);
     stream->may_wait = false;
+    if (began_ns)
+        spin_slept(&direct->spin, clock_now_ns() - began_ns);
 }
 
 static void tcp_direct_drive(struct transport_direct *direct, int64_t deadline_ms)

@@ -197,6 +197,8 @@ static bool answer(struct tcp_server *server, const struct data_frame *frame, co
     else
         tcp_stream_push(&server->stream, &reply->out);
     stage_next(server);
+    if (server->reply_count == 1) /* who has asked for more does not wait for each answer */
+        loop_expect_more(server->shard->loop);
     return true;
 }
 
