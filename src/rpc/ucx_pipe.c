@@ -224,18 +224,28 @@ static size_t scatter(const struct iovec **parts, int *count, size_t *used, cons
     return done;
 }
 
+static struct chunk *last_chunk(const struct ucx_pipe *pipe)
+{
+    return container_of(pipe->chunks.head.prev, struct chunk, node);
+}
+
 /* Small messages that follow each other share a chunk: what a peer may send costs about as much memory as bytes. */
 static void keep(struct ucx_pipe *pipe, uint64_t offset, const uint8_t *data, uint32_t len)
 {
-    struct list_node *end = &pipe->chunks.head, *at = end->prev;
-    struct chunk *before, *after, *chunk;
+    struct chunk *before = list_is_empty(&pipe->chunks) ? NULL : last_chunk(pipe), *after = NULL, *chunk;
     uint32_t capacity = len < CHUNK_MIN_BYTES ? CHUNK_MIN_BYTES : len;
 
-    /* A message of several fragments may be overtaken by later ones. */
-    while (at != end && container_of(at, struct chunk, node)->offset > offset)
-        at = at->prev;
-    before = at != end ? container_of(at, struct chunk, node) : NULL;
-    after = at->next != end ? container_of(at->next, struct chunk, node) : NULL;
+    /* Seldom: a message of several fragments may be overtaken by later ones. */
+    if (before && before->offset > offset) {
+        before = NULL;
+        LIST_FOR_EACH (other, &pipe->chunks, struct chunk, node) {
+            if (other->offset > offset) {
+                after = other;
+                break;
+            }
+            before = other;
+        }
+    }
     if ((before && before->offset + before->len > offset) || (after && offset + len > after->offset)) {
         fail(pipe, "the peer sent bytes twice", NULL);
         return;
@@ -252,7 +262,10 @@ static void keep(struct ucx_pipe *pipe, uint64_t offset, const uint8_t *data, ui
     }
     *chunk = (struct chunk){.offset = offset, .len = len, .capacity = capacity};
     memcpy(chunk->data, data, len);
-    list_insert_before(at->next, &chunk->node);
+    if (after)
+        list_insert_before(&after->node, &chunk->node);
+    else
+        list_push_back(&pipe->chunks, &chunk->node);
     pipe->chunk_count++;
 }
 

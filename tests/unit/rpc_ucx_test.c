@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <arpa/inet.h>
 #include <cmocka.h>
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +24,9 @@
 #include "base/mutex.h"
 #include "rpc/channel.h"
 #include "rpc/rpc.h"
+#include "rpc/ucx_pipe.h"
 #include "rpc_protocol.h"
+#include "wire/hello.h"
 
 #define WAIT_MS 60000
 #define STOP_MS 500
@@ -88,6 +91,26 @@ static void side_release(struct side *side)
     endpoint_destroy(side->endpoint);
     loop_destroy(side->loop);
     free(side->large);
+}
+
+struct snapshot {
+    struct rpc *rpc;
+    struct rpc_counters counters;
+};
+
+static void take_snapshot(void *arg)
+{
+    struct snapshot *snapshot = arg;
+
+    rpc_counters(snapshot->rpc, &snapshot->counters);
+}
+
+static struct rpc_counters counters_of(const struct side *side)
+{
+    struct snapshot snapshot = {.rpc = side->rpc};
+
+    loop_call(side->loop, take_snapshot, &snapshot);
+    return snapshot.counters;
 }
 
 static struct rpc_channels *new_channels(void)
@@ -205,17 +228,18 @@ static void no_device(void **state)
 
 static void a_useless_choice_of_transports(void **state)
 {
-    char *chosen = getenv("UCX_TLS") ? strdup(getenv("UCX_TLS")) : NULL;
+    const char *chosen = getenv("UCX_TLS");
+    char kept[64];
 
     (void)state;
     SKIP_WITHOUT_UCX();
+    snprintf(kept, sizeof kept, "%s", chosen ? chosen : "");
     setenv("UCX_TLS", "none-such", 1);
     expect_no_start("ucx", "UCX finds nothing to run over");
     if (chosen)
-        setenv("UCX_TLS", chosen, 1);
+        setenv("UCX_TLS", kept, 1);
     else
         unsetenv("UCX_TLS");
-    free(chosen);
 }
 
 /* --- a cluster where not everybody has it --- */
@@ -235,7 +259,7 @@ static void both_have_it(void **state)
     rpc_channels_counters(channels, &counters);
     assert_int_equal(counters.dials, 1);
     assert_int_equal(counters.fallbacks, 0);
-    rpc_counters(side.rpc, &served);
+    served = counters_of(&side);
     assert_int_equal(served.ucx_connections, 1);
     rpc_channels_destroy(channels);
     side_release(&side);
@@ -278,7 +302,7 @@ static void who_does_not_ask_for_it_is_answered_by_tcp(void **state)
     protocol("tcp");
     channels = new_channels();
     expect_echo(channels, side.address);
-    rpc_counters(side.rpc, &served);
+    served = counters_of(&side);
     assert_int_equal(served.ucx_connections, 0);
     assert_int_equal(served.requests, 1);
     rpc_channels_destroy(channels);
@@ -346,14 +370,14 @@ static void clients_on_a_loop(void **state)
     protocol("tcp");
     side_init(&without);
     expect_loop_echo(&with, other.address);
-    rpc_counters(other.rpc, &counters);
+    counters = counters_of(&other);
     assert_int_equal(counters.ucx_connections, 1);
     expect_loop_echo(&with, without.address);
-    rpc_counters(with.rpc, &counters);
+    counters = counters_of(&with);
     assert_int_equal(counters.ucx_connections, 1);
     assert_int_equal(counters.fallbacks, 1);
     expect_loop_echo(&without, with.address);
-    rpc_counters(with.rpc, &counters);
+    counters = counters_of(&with);
     assert_int_equal(counters.ucx_connections, 1);
     side_release(&with);
     side_release(&other);
@@ -395,6 +419,194 @@ static void connections_are_bounded(void **state)
     channels[0] = one_call(&side); /* there is room again */
     rpc_channels_destroy(channels[0]);
     side_release(&side);
+}
+
+/* --- peers that say what they must not while they agree on UCX --- */
+
+static bool read_all(int fd, void *out, size_t len)
+{
+    return len == 0 || recv(fd, out, len, MSG_WAITALL) == (ssize_t)len;
+}
+
+static bool read_hello(int fd, struct hello *hello)
+{
+    uint8_t frame[HELLO_MAX_BYTES];
+    size_t len;
+
+    return read_all(fd, frame, HELLO_PREFIX_BYTES) && !hello_frame_len(frame, &len) &&
+           read_all(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES) && !hello_decode(frame, len, hello);
+}
+
+static void write_hello(int fd, const struct hello *hello)
+{
+    uint8_t frame[HELLO_MAX_BYTES];
+    size_t len = hello_encode(hello, frame);
+
+    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
+}
+
+/* Connected, with the handshake done. */
+static int join(const struct side *side)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                  .sin_port = htons(endpoint_port(side->endpoint))};
+    struct hello hello = {.version = HELLO_VERSION,
+                          .channel = HELLO_CHANNEL_CONTROL_UCX,
+                          .instance = 99,
+                          .name = "raw:1",
+                          .cluster = "test"};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    write_hello(fd, &hello);
+    assert_true(read_hello(fd, &hello));
+    assert_int_equal(hello.verdict, HELLO_ACCEPT);
+    return fd;
+}
+
+static void expect_closed(int fd)
+{
+    struct pollfd waiting = {.fd = fd, .events = POLLIN};
+    uint8_t ignored[1024];
+
+    do {
+        assert_int_equal(poll(&waiting, 1, WAIT_MS), 1);
+    } while (recv(fd, ignored, sizeof ignored, 0) > 0);
+    close(fd);
+}
+
+static void callers_that_lie(void **state)
+{
+    struct ucx_carrier *carrier;
+    struct rpc_channels *channels;
+    struct ucx_frame frame = {.type = UCX_FRAME_LINKED, .body_len = 8};
+    struct ucx_port *port;
+    struct ucx_pipe *pipe;
+    struct side side;
+    struct buf link;
+    uint8_t bytes[UCX_FRAME_HEADER_BYTES + 8];
+    int fd;
+
+    (void)state;
+    SKIP_WITHOUT_UCX();
+    side_init(&side);
+    channels = new_channels();
+    fd = join(&side); /* garbage */
+    memset(bytes, 'x', sizeof bytes);
+    assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
+    expect_closed(fd);
+    fd = join(&side); /* an answer */
+    ucx_frame_encode(&frame, bytes);
+    assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
+    expect_closed(fd);
+    fd = join(&side); /* half a question */
+    assert_int_equal(send(fd, bytes, 20, MSG_NOSIGNAL), 20);
+    shutdown(fd, SHUT_WR);
+    expect_closed(fd);
+    fd = join(&side); /* more than a question */
+    assert_int_equal(ucx_carrier_open("ucx", &carrier, NULL), SHOAL_OK);
+    assert_int_equal(ucx_port_open(carrier, true, &port, NULL), SHOAL_OK);
+    assert_int_equal(ucx_pipe_create(port, NULL, &pipe, NULL), SHOAL_OK);
+    buf_init(&link, UCX_FRAME_HEADER_BYTES + UCX_FRAME_BODY_MAX_BYTES);
+    assert_true(ucx_pipe_describe(pipe, UCX_FRAME_LINK, &link));
+    assert_int_equal(send(fd, link.data, link.len, MSG_NOSIGNAL), link.len);
+    assert_true(read_all(fd, bytes, UCX_FRAME_HEADER_BYTES));
+    assert_int_equal(ucx_frame_decode(bytes, &frame), SHOAL_OK);
+    assert_int_equal(frame.type, UCX_FRAME_LINKED);
+    assert_int_equal(send(fd, "x", 1, MSG_NOSIGNAL), 1);
+    expect_closed(fd);
+    ucx_pipe_close(pipe);
+    ucx_port_close(port);
+    ucx_carrier_close(carrier);
+    buf_release(&link);
+    fd = join(&side); /* silence: holds up nobody */
+    expect_echo(channels, side.address);
+    close(fd);
+    rpc_channels_destroy(channels);
+    side_release(&side);
+}
+
+/* Answers every question for UCX with one frame, and lets calls by TCP in only to close them. */
+struct liar {
+    int listen_fd;
+    struct ucx_frame answer;
+    atomic_uint by_ucx, by_tcp;
+    pthread_t thread;
+    char address[64];
+};
+
+static void *liar_main(void *arg)
+{
+    struct liar *liar = arg;
+    uint8_t header[UCX_FRAME_HEADER_BYTES], body[UCX_FRAME_BODY_MAX_BYTES + 1] = "not here";
+    int fd;
+
+    while ((fd = accept(liar->listen_fd, NULL, NULL)) >= 0) {
+        struct ucx_frame frame;
+        struct hello hello;
+
+        if (read_hello(fd, &hello)) {
+            bool is_ucx = hello.channel == HELLO_CHANNEL_CONTROL_UCX;
+
+            hello.instance = 4711;
+            write_hello(fd, &hello);
+            liar->by_ucx += is_ucx;
+            liar->by_tcp += !is_ucx;
+            if (is_ucx && read_all(fd, header, sizeof header) && !ucx_frame_decode(header, &frame) &&
+                read_all(fd, body, frame.body_len)) {
+                memcpy(body, "not here", 8);
+                ucx_frame_encode(&liar->answer, header);
+                (void)!send(fd, header, sizeof header, MSG_NOSIGNAL);
+                (void)!send(fd, body, liar->answer.body_len, MSG_NOSIGNAL);
+            }
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+static void servers_that_lie(void **state)
+{
+    static const struct {
+        struct ucx_frame answer;
+        enum shoal_status status;
+        unsigned by_tcp;
+    } lies[] = {
+        {{.type = UCX_FRAME_REFUSE, .code = UCX_FRAME_UNSUPPORTED, .body_len = 8}, SHOAL_UNREACHABLE, 1},
+        {{.type = UCX_FRAME_LINK, .body_len = 8}, SHOAL_PROTOCOL, 0},
+        {{.type = 99}, SHOAL_PROTOCOL, 0},
+        {{.type = UCX_FRAME_LINKED, .body_len = UCX_FRAME_BODY_MAX_BYTES + 1}, SHOAL_PROTOCOL, 0},
+    };
+
+    (void)state;
+    SKIP_WITHOUT_UCX();
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        struct call call = {deadline_after_ms(WAIT_MS), NULL};
+        struct rpc_channels *channels = new_channels();
+        struct liar liar = {.answer = lies[i].answer};
+        socklen_t len = sizeof address;
+        struct shoal_error error;
+        struct buf body;
+
+        liar.listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(bind(liar.listen_fd, (struct sockaddr *)&address, len), 0);
+        assert_int_equal(listen(liar.listen_fd, 16), 0);
+        assert_int_equal(getsockname(liar.listen_fd, (struct sockaddr *)&address, &len), 0);
+        snprintf(liar.address, sizeof liar.address, "127.0.0.1:%u", ntohs(address.sin_port));
+        assert_int_equal(pthread_create(&liar.thread, NULL, liar_main, &liar), 0);
+        buf_init(&body, 100);
+        assert_int_equal(rpc_channels_call(channels, liar.address, 0, METHOD_ECHO, NULL, 0, &call, &body, &error),
+                         lies[i].status);
+        assert_int_equal(liar.by_ucx, 1);
+        assert_int_equal(liar.by_tcp, lies[i].by_tcp);
+        rpc_channels_destroy(channels);
+        shutdown(liar.listen_fd, SHUT_RDWR);
+        pthread_join(liar.thread, NULL);
+        close(liar.listen_fd);
+        buf_release(&body);
+    }
 }
 
 /* --- other processes --- */
@@ -593,6 +805,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(who_does_not_ask_for_it_is_answered_by_tcp),
         cmocka_unit_test(clients_on_a_loop),
         cmocka_unit_test(connections_are_bounded),
+        cmocka_unit_test(callers_that_lie),
+        cmocka_unit_test(servers_that_lie),
         cmocka_unit_test(a_server_dies),
         cmocka_unit_test(a_caller_dies),
         cmocka_unit_test(a_server_stops),
