@@ -58,7 +58,7 @@ struct ucx_set {
 struct ucx_counters {                                           /* atomic, relaxed */
     uint64_t reads, writes, read_bytes, write_bytes;            /* requests that ended well */
     uint64_t canceled, timed_out, unreachable, refused, failed; /* requests that did not */
-    uint64_t retries, failovers;
+    uint64_t retries, failovers, pauses;
     uint64_t grants, grant_refusals, revocations, revoke_timeouts, protocol_errors;
     uint64_t conns, servings, links, serving_links; /* open now */
 };
@@ -68,6 +68,7 @@ struct ucx_worker {
     struct ucx *ucx;
     ucp_worker_h handle; /* owned */
     struct loop_io io;
+    struct loop_timer pause; /* between two tries to send */
     struct loop_task task;
     bool is_posted;
     bool is_closed;          /* with is_posted: freed by the task */

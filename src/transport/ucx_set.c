@@ -21,6 +21,18 @@
 #define DEVICES_MAX 256
 #define SET_RETRY_MS 10000
 
+/* UCX copies through segments of 8 KiB, each a system call and, for a put, an acknowledgement. Larger ones carry two to
+ * three times as much (docs/performance.md). A receiver takes no larger segment than its own: sender and receiver must
+ * have the same sizes, so what the environment says about them does not count, and other sizes need another magic of
+ * the channel. Whatever this version of UCX has no such option for is ignored by it. */
+static const struct {
+    const char *name, *value;
+} segments[] = {
+    {"TX_SEG_SIZE", "128k"},     {"RX_SEG_SIZE", "512k"},     /* TCP, as UCX 1.13 names them */
+    {"TCP_TX_SEG_SIZE", "128k"}, {"TCP_RX_SEG_SIZE", "512k"}, /* and later ones */
+    {"MM_SEG_SIZE", "32k"},      {"MM_RX_BUFS_GROW", "80"},   /* shared memory: a queue of 64, and a few to spare */
+};
+
 /* --- what is there --- */
 
 struct device_names {
@@ -178,6 +190,8 @@ enum shoal_status ucx_set_open(struct ucx *ucx, unsigned index, struct shoal_err
             tls = strcmp(ucx->name, "rdma") == 0 ? RDMA_TLS : ucx->matrix ? DEVICE_TLS : NULL;
         if (tls)
             status = lib->config_modify(config, "TLS", tls);
+        for (size_t i = 0; status == UCS_OK && i < sizeof segments / sizeof segments[0]; i++)
+            status = lib->config_modify(config, segments[i].name, segments[i].value);
         if (status == UCS_OK && set->devices[0]) {
             ucx_names(set, names);
             status = lib->config_modify(config, "NET_DEVICES", names);
@@ -270,6 +284,7 @@ bool ucx_metrics(struct transport *transport, struct buf *out)
         {"bytes_total", "{op=\"write\"}", NULL, NULL, &c->write_bytes},
         {"retries_total", "", "counter", "Requests repeated on a new connection.", &c->retries},
         {"failovers_total", "", "counter", "Times that fallback devices took over for a peer.", &c->failovers},
+        {"pauses_total", "", "counter", "Times that a worker waited for room in a peer's queue.", &c->pauses},
         {"grants_total", "", "counter", "Remote keys given to peers.", &c->grants},
         {"grant_refusals_total", "", "counter", "Questions of peers for memory that were refused.", &c->grant_refusals},
         {"revocations_total", "", "counter", "Remote keys that were asked back.", &c->revocations},

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Drives one worker of UCX from its event descriptor: progress until there is none, arm, sleep. */
+#include <sched.h>
 #include <stdlib.h>
 
 #include "base/error.h"
@@ -9,6 +10,7 @@
 #define LOG_MODULE "ucx"
 #define CLOSE_STEPS 10000
 #define STEPS_PER_TURN 512 /* then others of the loop have their turn */
+#define BLOCKED_MS 1       /* pause of a worker that nothing will wake, after a turn without progress */
 
 static void run_posted(void *arg);
 
@@ -20,17 +22,22 @@ static void post(struct ucx_worker *worker)
     loop_post(worker->ucx->loop, &worker->task, run_posted, worker);
 }
 
+/* A worker that cannot be armed has more to send than the peer's queue in shared memory takes: only looking again shows
+ * when there is room. The peer may need this very CPU to make it, or be stopped and never make it. */
 static void run(struct ucx_worker *worker)
 {
     const struct ucx_lib *lib = worker->ucx->lib;
+    bool is_blocked = true;
 
     for (unsigned step = 0; step < STEPS_PER_TURN; step++) {
         bool is_busy = lib->worker_progress(worker->handle) != 0;
         ucs_status_t status;
 
         is_busy |= worker->pump && worker->pump(worker->arg);
-        if (is_busy)
+        if (is_busy) {
+            is_blocked = false;
             continue;
+        }
         status = lib->worker_arm(worker->handle);
         if (status == UCS_OK)
             return;
@@ -38,8 +45,14 @@ static void run(struct ucx_worker *worker)
             LOG_WARN("arming a worker: %s", lib->status_string(status));
             return;
         }
+        sched_yield();
     }
-    post(worker);
+    if (!is_blocked) {
+        post(worker);
+        return;
+    }
+    ucx_count(&worker->ucx->counters.pauses, 1);
+    loop_timer_start(&worker->pause, BLOCKED_MS);
 }
 
 static void run_posted(void *arg)
@@ -56,6 +69,11 @@ static void run_posted(void *arg)
 static void worker_io(void *arg, unsigned events)
 {
     (void)events;
+    run(arg);
+}
+
+static void pause_over(void *arg)
+{
     run(arg);
 }
 
@@ -96,11 +114,16 @@ enum shoal_status ucx_worker_create(struct ucx *ucx, unsigned set, bool (*pump)(
     result = loop_io_init(&worker->io, ucx->loop, fd, worker_io, worker, error);
     if (result != SHOAL_OK)
         goto destroy;
+    result = loop_timer_init(&worker->pause, ucx->loop, pause_over, worker, error);
+    if (result != SHOAL_OK)
+        goto release_io;
     loop_io_set(&worker->io, LOOP_READ);
     post(worker);
     *out = worker;
     return SHOAL_OK;
 
+release_io:
+    loop_io_release(&worker->io);
 destroy:
     lib->worker_destroy(worker->handle);
 release:
@@ -155,6 +178,7 @@ void ucx_worker_destroy(struct ucx_worker *worker)
 {
     if (!worker)
         return;
+    loop_timer_release(&worker->pause);
     loop_io_release(&worker->io); /* before UCX closes the descriptor */
     worker->ucx->lib->worker_destroy(worker->handle);
     worker->is_closed = true;

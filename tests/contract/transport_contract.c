@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/random.h"
 #include "content.h"
 #include "engine/engine.h"
@@ -18,6 +19,7 @@
 #include "transport/mem.h"
 
 #define MIB (1u << 20)
+#define UCX_SHM "tls=posix,cma"
 
 /* Two engines of one process: target serves memory of len bytes with content of seed 1. */
 struct pair {
@@ -781,6 +783,61 @@ static void test_stopped(void **state)
     memory_drop_of(NULL, local, SIZE);
 }
 
+static bool has_paused(struct shoal_engine *engine)
+{
+    static const char name[] = "\nshoal_transport_ucx_pauses_total ";
+    const char *line;
+    struct buf text;
+    bool result;
+
+    buf_init(&text, 4 * MIB);
+    assert_true(engine_metrics(engine, &text) && buf_append(&text, "", 1));
+    line = strstr((const char *)text.data, name);
+    result = line && strtoull(line + sizeof name - 1, NULL, 10) > 0;
+    buf_release(&text);
+    return result;
+}
+
+/* A peer that stops for a while, shorter than the progress deadline, is no failure. */
+static void test_continued(void **state)
+{
+    enum { SIZE = 16 * MIB };
+    struct shoal_request request = {.op = SHOAL_OP_WRITE, .len_bytes = SIZE};
+    struct child child;
+    struct shoal_engine *own;
+    struct shoal_batch *batch;
+    struct shoal_error error;
+    uint8_t *local;
+
+    (void)state;
+    if (!transport_is_remote)
+        skip();
+    child = child_start(SIZE, 1, NULL);
+    own = engine_make(NULL);
+    request.local = local = memory_make_for(own, SIZE);
+    request.remote_addr = (uint64_t)(uintptr_t)child.memory;
+    assert_ok(shoal_engine_register_memory(own, local, SIZE, NULL, 0, NULL, &error), &error);
+    assert_ok(shoal_segment_open(own, child.name, NULL, &request.segment, &error), &error);
+    content_fill(local, SIZE, 2, 0);
+    assert_ok(transfer(own, request.segment, SHOAL_OP_WRITE, local, child.memory, 0, 1, &error),
+              &error); /* may write */
+    child_pause(&child);
+    assert_ok(shoal_batch_create(own, 1, &batch, &error), &error);
+    assert_ok(shoal_batch_submit(batch, &request, 1, &error), &error);
+    if (transport_args && strcmp(transport_args, UCX_SHM) == 0)
+        wait_until(has_paused(own)); /* the queue is full, and who fills it does not spin */
+    assert_int_equal(kill(child.pid, SIGCONT), 0);
+    assert_ok(shoal_batch_wait(batch, PATIENCE_MS, &error), &error);
+    shoal_batch_destroy(batch);
+    memset(local, 0, SIZE);
+    assert_ok(transfer(own, request.segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error), &error);
+    assert_int_equal(content_find_difference(local, SIZE, 2, 0), -1);
+    child_stop(&child);
+    shoal_segment_close(request.segment);
+    shoal_engine_destroy(own);
+    memory_drop_of(NULL, local, SIZE);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -788,7 +845,7 @@ int main(int argc, char **argv)
         CASE(test_sizes),  CASE(test_refused),         CASE(test_many),       CASE(test_batch),
         CASE(test_cancel), CASE(test_cancel_large),    CASE(test_unregister), CASE(test_registration),
         CASE(test_notify), CASE(test_destroy_pending), CASE(test_threads),    CASE(test_several_loops),
-        CASE(test_killed), CASE(test_stopped),         CASE(test_arrived),
+        CASE(test_killed), CASE(test_stopped),         CASE(test_continued),  CASE(test_arrived),
     };
 
     if (transport_register(&transport_mem_ops, NULL) != SHOAL_OK ||
@@ -811,7 +868,7 @@ int main(int argc, char **argv)
         }
 #endif
 #endif
-        transport_args = strcmp(transport_name, "ucx-tcp") == 0 ? "tls=tcp" : "tls=posix,cma";
+        transport_args = strcmp(transport_name, "ucx-tcp") == 0 ? "tls=tcp" : UCX_SHM;
         transport_name = "ucx";
     }
     transport_is_shared = strcmp(transport_name, "local-shm") == 0;
