@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* READ between two processes of this machine over UCX, against ucx_perftest's gets over the same transports of UCX, in
- * turns: first over TCP, then over shared memory. One request at a time on either side. */
+ * turns: first over TCP, then over shared memory. One request at a time on either side.
+ *
+ * Over shared memory ucx_perftest runs twice: with memory that UCX allocates in shared memory, which the other process
+ * maps and copies from by itself, and with ordinary memory, which is what Shoal's callers have. */
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -22,9 +25,12 @@ static uint64_t size_bytes = (uint64_t)64 << 20;
 static unsigned runs = 5, reads = 20;
 static char uri[512];
 
+#define ORDINARY_MEMORY "thp,mmap,heap" /* UCX_ALLOC_PRIO */
+
 static const struct way {
     const char *name, *tls;
-} ways[] = {{"tcp", "tcp"}, {"shm", "posix,cma"}};
+    bool has_mapped; /* UCX maps memory that it allocated itself */
+} ways[] = {{"tcp", "tcp", false}, {"shm", "posix,cma", true}};
 #define WAY_COUNT (sizeof ways / sizeof ways[0])
 static const struct way *way; /* of this process */
 
@@ -114,8 +120,8 @@ static int free_port(void)
     return ntohs(addr.sin_port);
 }
 
-/* server NULL: the side that is read from. Its output comes by out. */
-static pid_t perftest_start(const char *server, int port, FILE **out)
+/* server NULL: the side that is read from. alloc NULL: memory of UCX's choice. Its output comes by out. */
+static pid_t perftest_start(const char *server, int port, const char *alloc, FILE **out)
 {
     char size[24], count[16], port_text[16];
     int pipes[2];
@@ -136,6 +142,8 @@ static pid_t perftest_start(const char *server, int port, FILE **out)
         close(pipes[0]);
         close(pipes[1]);
         setenv("UCX_TLS", way->tls, 1);
+        if (alloc)
+            setenv("UCX_ALLOC_PRIO", alloc, 1);
         execvp(argv[0], (char **)(uintptr_t)argv);
         _exit(127);
     }
@@ -162,15 +170,15 @@ static double perftest_read_us(FILE *from)
     return us;
 }
 
-static double perftest_rate(void)
+static double perftest_rate(const char *alloc)
 {
     int port = free_port(), status = 0;
     double us = 0;
     FILE *served, *asked;
-    pid_t server = perftest_start(NULL, port, &served);
+    pid_t server = perftest_start(NULL, port, alloc, &served);
 
     for (unsigned i = 0; i < PERFTEST_TRIES && us <= 0; i++) {
-        pid_t client = perftest_start("127.0.0.1", port, &asked);
+        pid_t client = perftest_start("127.0.0.1", port, alloc, &asked);
 
         us = perftest_read_us(asked);
         fclose(asked);
@@ -191,12 +199,12 @@ static double perftest_rate(void)
 /* --- one way --- */
 
 struct result {
-    double ratio, ours, theirs;
+    double ours, theirs, mapped; /* bytes per second; mapped: of has_mapped only */
 };
 
 static struct result measure(void)
 {
-    double our_rate[RUNS_MAX], their_rate[RUNS_MAX];
+    double our_rate[RUNS_MAX], their_rate[RUNS_MAX], mapped_rate[RUNS_MAX];
     struct bench_side source = bench_side_start(run_source, NULL, 0);
     struct shoal_engine *engine = open_engine();
     void *memory = open_memory(engine, SHOAL_ACCESS_LOCAL);
@@ -210,14 +218,18 @@ static struct result measure(void)
     bench_check(shoal_segment_open(engine, hello.name, NULL, &segment, &error), &error, "segment");
     (void)read_often_s(engine, segment, hello.addr, memory, 1); /* connects, as the warm-up there does */
     for (unsigned run = 0; run < runs; run++) {
-        their_rate[run] = perftest_rate();
+        their_rate[run] = perftest_rate(ORDINARY_MEMORY);
+        mapped_rate[run] = way->has_mapped ? perftest_rate(NULL) : 0;
         memset(memory, 0x5a, size_bytes);
         our_rate[run] = (double)size_bytes * reads / read_often_s(engine, segment, hello.addr, memory, reads);
         content = bench_digest(memory, size_bytes);
         if (!digest_is_equal(&content, &hello.content))
             bench_die("run %u: wrong bytes were read", run + 1);
-        printf("%s %4u  ucx_perftest %8.3f GB/s   shoal %8.3f GB/s\n", way->name, run + 1, their_rate[run] / 1e9,
+        printf("%s %4u  ucx_perftest %8.3f GB/s   shoal %8.3f GB/s", way->name, run + 1, their_rate[run] / 1e9,
                our_rate[run] / 1e9);
+        if (way->has_mapped)
+            printf("   ucx_perftest over memory of UCX %8.3f GB/s", mapped_rate[run] / 1e9);
+        printf("\n");
         fflush(stdout);
     }
     if (engine_peers_visit(engine, check_path, NULL) != SHOAL_OK)
@@ -230,7 +242,7 @@ static struct result measure(void)
     waitpid(source.pid, NULL, 0);
     result.ours = bench_median(our_rate, runs);
     result.theirs = bench_median(their_rate, runs);
-    result.ratio = result.ours / result.theirs;
+    result.mapped = bench_median(mapped_rate, runs);
     return result;
 }
 
@@ -256,7 +268,8 @@ int main(int argc, char **argv)
     bench_options(
         argc, argv, "ucx",
         "Two processes of this machine: READs over UCX against the gets of ucx_perftest with the same UCX_TLS, "
-        "in\nturns, over TCP and over shared memory. ratio = Shoal's median throughput / ucx_perftest's.",
+        "in\nturns, over TCP and over shared memory. ratio = Shoal's median throughput / ucx_perftest's; mapped_ratio: "
+        "over\nmemory that UCX allocated where the other process maps it.",
         options);
     bench_require_memory(4 * size_bytes);
     for (size_t i = 0; i < WAY_COUNT; i++) {
@@ -271,9 +284,15 @@ int main(int argc, char **argv)
         waitpid(side.pid, NULL, 0);
     }
     printf("{\"bench\":\"ucx\",\"size_bytes\":%" PRIu64 ",\"reads\":%u,\"runs\":%u", size_bytes, reads, runs);
-    for (size_t i = 0; i < WAY_COUNT; i++)
-        printf(",\"%s_ratio\":%.3f,\"%s_gbps\":%.3f,\"%s_perftest_gbps\":%.3f", ways[i].name, results[i].ratio,
-               ways[i].name, results[i].ours / 1e9, ways[i].name, results[i].theirs / 1e9);
+    for (size_t i = 0; i < WAY_COUNT; i++) {
+        const struct result *r = &results[i];
+
+        printf(",\"%s_ratio\":%.3f,\"%s_gbps\":%.3f,\"%s_perftest_gbps\":%.3f", ways[i].name, r->ours / r->theirs,
+               ways[i].name, r->ours / 1e9, ways[i].name, r->theirs / 1e9);
+        if (ways[i].has_mapped)
+            printf(",\"%s_mapped_ratio\":%.3f,\"%s_mapped_perftest_gbps\":%.3f", ways[i].name, r->ours / r->mapped,
+                   ways[i].name, r->mapped / 1e9);
+    }
     printf("}\n");
     return 0;
 }
