@@ -48,11 +48,12 @@ static void pack_answer(struct local_operation *operation, const ProtobufCMessag
 {
     size_t len = protobuf_c_message_get_packed_size(message);
 
-    if (len > ANSWER_MAX_BYTES || !buf_reserve(&operation->body, len)) {
+    if (len > ANSWER_MAX_BYTES)
         operation->status = error_set(&operation->error, SHOAL_LIMIT, 0, "an answer of %zu bytes is too long", len);
-        return;
-    }
-    operation->body.len = protobuf_c_message_pack(message, operation->body.data);
+    else if (!buf_reserve(&operation->body, len))
+        operation->status = error_no_memory(&operation->error);
+    else
+        operation->body.len = protobuf_c_message_pack(message, operation->body.data);
 }
 
 static void operation_destroy(struct local_operation *operation)

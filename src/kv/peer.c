@@ -120,11 +120,14 @@ static enum shoal_status delete_some(struct peers *peers, const struct peer_addr
                                      enum shoal_status *statuses_out, struct shoal_error *error)
 {
     Shoal__Wire__KvDeleteRequest request = SHOAL__WIRE__KV_DELETE_REQUEST__INIT;
-    struct peer_question question = {.method = KV_METHOD_DELETE, .message = &request.base, .is_once = true};
+    struct peer_question question = {.method = KV_METHOD_DELETE, .message = &request.base};
     Shoal__Wire__KvDeleteResponse *response = NULL;
     enum shoal_status status;
     struct buf body;
 
+    /* Once for any object of the key: a second time may meet another one. */
+    for (size_t i = 0; i < count; i++)
+        question.is_once |= !items[i]->object_id;
     request.n_items = count;
     request.items = items;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);

@@ -77,7 +77,8 @@ enum shoal_status peer_write_batch(struct peers *peers, const struct peer_addres
 /* As peer_write; see peer_read_shared. */
 enum shoal_status peer_write_shared(struct peers *peers, const struct peer_address *owner, struct peer_write *write,
                                     const struct call *call, struct shoal_error *error);
-/* statuses_out: count of them. */
+/* statuses_out: count of them. With object ids the request is repeated if its connection is lost: then what it has
+ * deleted may say NOT_FOUND. */
 enum shoal_status peer_delete(struct peers *peers, const struct peer_address *owner, const char *const *keys,
                               const uint64_t *object_ids, size_t count, const struct call *call,
                               enum shoal_status *statuses_out, struct shoal_error *error);

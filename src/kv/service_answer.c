@@ -18,8 +18,11 @@ static void *arena_alloc(void *arg, size_t size)
     size_t rounded = (size + 15) & ~(size_t)15;
     void *memory;
 
-    if (rounded < size || rounded > sizeof arena->space - arena->used)
-        return malloc(size);
+    if (rounded < size || rounded > sizeof arena->space - arena->used) {
+        memory = malloc(size);
+        arena->is_out_of_memory |= !memory;
+        return memory;
+    }
     memory = arena->space + arena->used;
     arena->used += rounded;
     return memory;
@@ -38,6 +41,7 @@ void kv_arena_init(struct kv_arena *arena)
 {
     arena->allocator = (ProtobufCAllocator){.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
     arena->used = 0;
+    arena->is_out_of_memory = false;
 }
 
 enum shoal_status kv_check_key(const char *key, struct shoal_error *error)
@@ -116,6 +120,15 @@ void kv_refuse_malformed(struct kv_service *service, struct rpc_request *request
     service->counters.malformed++;
     snprintf(text, sizeof text, "malformed %s request", what);
     kv_refuse(service, request, SHOAL_PROTOCOL, text);
+}
+
+void kv_refuse_unpacked(struct kv_service *service, struct rpc_request *request, const struct kv_arena *arena,
+                        const char *what)
+{
+    if (arena->is_out_of_memory)
+        kv_refuse(service, request, SHOAL_NO_MEMORY, NULL);
+    else
+        kv_refuse_malformed(service, request, what);
 }
 
 /* --- answers --- */

@@ -164,7 +164,7 @@ void kv_on_pre_write(void *arg, struct rpc_request *request)
     message =
         wire_unpack(&shoal__wire__kv_pre_write_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {
-        kv_refuse_malformed(service, request, "pre-write");
+        kv_refuse_unpacked(service, request, &arena, "pre-write");
         return;
     }
     pre_write(service, request, &origin, message);
@@ -234,7 +234,7 @@ static void for_each_lease(struct kv_service *service, struct rpc_request *reque
 {
     Shoal__Wire__KvLeaseResponse response = SHOAL__WIRE__KV_LEASE_RESPONSE__INIT;
     Shoal__Wire__KvLeaseRequest *message;
-    int32_t *statuses = NULL;
+    int32_t few[16], *statuses = few; /* a lease must not be left for want of memory */
 
     kv_origin_of(service, request);
     message = wire_unpack(&shoal__wire__kv_lease_request__descriptor, NULL, request->body_len, request->body);
@@ -246,7 +246,8 @@ static void for_each_lease(struct kv_service *service, struct rpc_request *reque
         kv_refuse(service, request, SHOAL_LIMIT, "too many leases in one request");
         goto out;
     }
-    statuses = calloc(message->n_lease_ids + 1, sizeof *statuses);
+    if (message->n_lease_ids > sizeof few / sizeof few[0])
+        statuses = calloc(message->n_lease_ids, sizeof *statuses);
     if (!statuses) {
         kv_refuse(service, request, SHOAL_NO_MEMORY, NULL);
         goto out;
@@ -257,7 +258,8 @@ static void for_each_lease(struct kv_service *service, struct rpc_request *reque
     response.statuses = statuses;
     kv_reply(service, request, &response.base);
 out:
-    free(statuses);
+    if (statuses != few)
+        free(statuses);
     shoal__wire__kv_lease_request__free_unpacked(message, NULL);
 }
 

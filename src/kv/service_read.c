@@ -307,7 +307,7 @@ static void on_request(struct kv_service *service, struct rpc_request *request, 
     message =
         wire_unpack(&shoal__wire__kv_read_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {
-        kv_refuse_malformed(service, request, is_pin_only ? "pin" : "read");
+        kv_refuse_unpacked(service, request, &arena, is_pin_only ? "pin" : "read");
         return;
     }
     origin.attaches = message->attaches;

@@ -126,7 +126,12 @@ static void on_moved(struct engine_op *op, enum shoal_status status, const struc
     struct kv_slot *slot = container_of(op, struct kv_slot, op);
 
     slot->state = KV_SLOT_IDLE;
-    if (status) {
+    if (status == SHOAL_LIMIT) { /* of what is under way at once; here it would mean that the value is too long */
+        struct shoal_error busy = *error;
+
+        busy.status = SHOAL_BUSY;
+        kv_job_fail(job, SHOAL_BUSY, &busy);
+    } else if (status) {
         /* Its connections may be old ones: the next transfer makes new ones. */
         if (status == SHOAL_UNREACHABLE || status == SHOAL_TIMED_OUT)
             segment_drop(job->segment);

@@ -213,7 +213,7 @@ void kv_on_write(void *arg, struct rpc_request *request)
     message =
         wire_unpack(&shoal__wire__kv_write_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {
-        kv_refuse_malformed(service, request, "write");
+        kv_refuse_unpacked(service, request, &arena, "write");
         return;
     }
     kv_write(service, &origin, message);

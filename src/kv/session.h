@@ -68,10 +68,11 @@ typedef bool (*session_drop_fn)(void *arg, const char *key, uint64_t object_id);
 void session_set_drop_handler(struct session *session, session_drop_fn fn, void *arg);
 
 /* Queues one entry (copied) for the next batch. done (may be NULL: nobody waits, it is repeated until the master has
- * it) runs once, on the loop: OK, EXISTS, NOT_FOUND, TIMED_OUT, UNREACHABLE, CANCELED, or another refusal of the
- * master's. When a NEW or REPLICA ends with TIMED_OUT or UNREACHABLE and the master may have it, the session announces
- * it GONE by itself. timeout_ms: of entries with done; 0: call_timeout_ms. An error here means no done:
- * INVALID_ARGUMENT (key), LIMIT (too many wait), CANCELED (stopped), NO_MEMORY. */
+ * it, and without memory for it everything is announced anew) runs once, on the loop: OK, EXISTS, NOT_FOUND, TIMED_OUT,
+ * UNREACHABLE, CANCELED, or another refusal of the master's. When a NEW or REPLICA ends with TIMED_OUT or UNREACHABLE
+ * and the master may have it, the session announces it GONE by itself. timeout_ms: of entries with done; 0:
+ * call_timeout_ms. An error here means no done: INVALID_ARGUMENT (key), LIMIT (too many wait), CANCELED (stopped),
+ * NO_MEMORY. */
 typedef void (*session_done_fn)(void *arg, enum shoal_status status, const struct shoal_error *error);
 enum shoal_status session_announce(struct session *session, Shoal__Wire__MasterAnnounceRequest__Kind kind,
                                    const char *key, uint64_t object_id, uint64_t len_bytes, unsigned tier,

@@ -75,6 +75,15 @@ static void backlog_remove(struct session *session, struct announce_entry *entry
     entry->next_same_key = NULL;
 }
 
+/* A registration makes the master forget what is not announced again, so it stands for news that are thrown away. Not
+ * at once: it ends what is on its way, and this may run in the middle of that. */
+static void register_anew(struct session *session)
+{
+    session_count(&session->counters.announce_failures);
+    session->wants_registration = true;
+    loop_timer_start(&session->pump_timer, 1);
+}
+
 /* Takes the entry. One entry per object: the newest news count. is_older: what is there already is newer. */
 static void backlog_add(struct session *session, struct announce_entry *entry, bool is_older)
 {
@@ -101,12 +110,8 @@ static void backlog_add(struct session *session, struct announce_entry *entry, b
             return;
         }
     }
-    /* A registration makes the master forget what is not announced again, so it stands for what is thrown away here.
-     * Not at once: it ends what is on its way, and this may run in the middle of that. */
     free(entry);
-    session_count(&session->counters.announce_failures);
-    session->wants_registration = true;
-    loop_timer_start(&session->pump_timer, 1);
+    register_anew(session);
 }
 
 /* Nobody waits for it any more, but the master may have its route. */
@@ -227,7 +232,7 @@ void session_announce_pump(struct session *session)
 {
     struct announce_batch *batch;
 
-    if (session->state != SESSION_READY || session->flying || session->is_busy ||
+    if (session->state != SESSION_READY || session->flying || session->is_busy || session->wants_registration ||
         (list_is_empty(&session->waiting) && list_is_empty(&session->backlog_order)))
         return;
     batch = calloc(1, sizeof *batch);
@@ -466,10 +471,15 @@ static void announce_arrived(void *arg)
 void session_on_inbox(void *arg)
 {
     struct session *session = arg;
+    bool has_lost;
 
     mutex_lock(&session->mutex);
     session->is_inbox_posted = false;
+    has_lost = session->has_lost_entry;
+    session->has_lost_entry = false;
     mutex_unlock(&session->mutex);
+    if (has_lost && session->state != SESSION_STOPPED)
+        register_anew(session);
     announce_arrived(session);
 }
 
@@ -478,8 +488,12 @@ void session_on_pump(void *arg)
     struct session *session = arg;
     struct shoal_error error;
 
+    if (session->wants_registration && session->flying) { /* whose puts need not fail */
+        loop_timer_start(&session->pump_timer, SHORT_OF_MEMORY_MS);
+        return;
+    }
     if (session->wants_registration && (session->state == SESSION_READY || session->state == SESSION_ANNOUNCING)) {
-        error_set(&error, SHOAL_LIMIT, 0, "too many announcements wait: everything is announced anew");
+        error_set(&error, SHOAL_LIMIT, 0, "there was no room for an announcement: everything is announced anew");
         session_lost(session, &error);
     }
     session->wants_registration = false;
@@ -506,6 +520,30 @@ void session_announce_stop(struct session *session)
     }
 }
 
+/* With the mutex. */
+static void wake_inbox(struct session *session)
+{
+    if (session->is_inbox_posted)
+        return;
+    session->is_inbox_posted = true;
+    loop_post(session->loop, &session->inbox_task, session_on_inbox, session);
+}
+
+/* There is no memory for news that nobody waits for. */
+static enum shoal_status lose_entry(struct session *session)
+{
+    enum shoal_status status = SHOAL_CANCELED;
+
+    mutex_lock(&session->mutex);
+    if (!session->is_stopping) {
+        session->has_lost_entry = true;
+        wake_inbox(session);
+        status = SHOAL_OK;
+    }
+    mutex_unlock(&session->mutex);
+    return status;
+}
+
 static enum shoal_status enqueue(struct session *session, struct announce_entry *entry)
 {
     bool is_on_loop = loop_is_current(session->loop);
@@ -519,10 +557,8 @@ static enum shoal_status enqueue(struct session *session, struct announce_entry 
     if (!status) {
         list_push_back(&session->inbox, &entry->node);
         session->waiter_count += entry->done != NULL;
-        if (!is_on_loop && !session->is_inbox_posted) {
-            session->is_inbox_posted = true;
-            loop_post(session->loop, &session->inbox_task, session_on_inbox, session);
-        }
+        if (!is_on_loop)
+            wake_inbox(session);
     }
     mutex_unlock(&session->mutex);
     return status;
@@ -540,7 +576,7 @@ enum shoal_status session_announce(struct session *session, Shoal__Wire__MasterA
         return SHOAL_INVALID_ARGUMENT;
     entry = malloc(sizeof *entry + key_len + 1);
     if (!entry)
-        return SHOAL_NO_MEMORY;
+        return done ? SHOAL_NO_MEMORY : lose_entry(session);
     *entry =
         (struct announce_entry){.kind = kind,
                                 .object_id = object_id,

@@ -90,6 +90,7 @@ struct session {
     int64_t name_in_use_since_ms;           /* 0: the name is not refused */
     struct list inbox;                      /* struct announce_entry */
     bool is_inbox_posted;
+    bool has_lost_entry;                           /* there was no memory for one that nobody waits for */
     size_t waiter_count;                           /* entries with done, wherever they are */
     Shoal__Wire__MasterHeartbeatResponse *targets; /* owned; NULL: none yet */
     int64_t targets_until_ms;

@@ -215,7 +215,7 @@ static void on_closed(void *arg, enum shoal_status status, const struct shoal_er
     lose(arg, status, error);
 }
 
-static bool send_entry(struct rpc_client *client, struct call_entry *entry)
+static enum shoal_status send_entry(struct rpc_client *client, struct call_entry *entry)
 {
     int64_t left = deadline_left_ms(entry->deadline_ms);
     struct rpc_frame frame = {.kind = RPC_KIND_REQUEST,
@@ -223,12 +223,13 @@ static bool send_entry(struct rpc_client *client, struct call_entry *entry)
                               .id = entry->id,
                               .body_len = (uint32_t)entry->body_len,
                               .timeout_ms = left > UINT32_MAX ? UINT32_MAX : (uint32_t)left};
+    enum shoal_status status = rpc_stream_send(&client->stream, &frame, entry->body);
 
-    if (rpc_stream_send(&client->stream, &frame, entry->body))
-        return false;
+    if (status)
+        return status;
     free(entry->body);
     entry->body = NULL;
-    return true;
+    return SHOAL_OK;
 }
 
 static void on_opened(void *arg)
@@ -238,9 +239,11 @@ static void on_opened(void *arg)
     client->is_opening = false;
     client->is_connected = true;
     LIST_FOR_EACH_SAFE (entry, &client->calls, struct call_entry, node) {
-        if (entry->body && !send_entry(client, entry)) {
+        enum shoal_status status = entry->body ? send_entry(client, entry) : SHOAL_OK;
+
+        if (status) {
             entry_detach(client, entry);
-            end_soon(client, entry, SHOAL_LIMIT, NULL);
+            end_soon(client, entry, status, NULL);
         }
     }
 }
@@ -420,9 +423,10 @@ enum shoal_status rpc_call(struct rpc_client *client, uint16_t method, const voi
     }
     arm_timer(client);
     if (client->is_connected) {
-        if (!send_entry(client, entry)) {
+        status = send_entry(client, entry);
+        if (status) {
             entry_detach(client, entry);
-            end_soon(client, entry, SHOAL_LIMIT, NULL);
+            end_soon(client, entry, status, NULL);
         }
     } else if (!client->dial && !client->is_opening) {
         status = dial(client, &error);

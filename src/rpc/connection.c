@@ -158,6 +158,12 @@ static void on_writable(struct rpc_stream *stream)
         fail(stream, SHOAL_UNREACHABLE, result, "control connection lost");
 }
 
+void rpc_stream_break(struct rpc_stream *stream)
+{
+    if (stream->fd >= 0)
+        shutdown(stream->fd, SHUT_RDWR);
+}
+
 void rpc_stream_flush(struct rpc_stream *stream)
 {
     if (stream->fd < 0)
@@ -341,7 +347,7 @@ enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct 
     }
     /* First of all: a frame that is begun must be ended. */
     if (!buf_reserve(&stream->out, sizeof header + frame->body_len))
-        return SHOAL_LIMIT;
+        return sizeof header + frame->body_len > stream->out.max - stream->out.len ? SHOAL_LIMIT : SHOAL_NO_MEMORY;
     rpc_frame_encode(frame, header);
     done = write_through(stream, parts, frame->body_len);
     for (size_t i = 0; i < 3; i++) {

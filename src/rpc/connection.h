@@ -54,6 +54,8 @@ enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_fr
 /* The same with a body in two parts: head_len bytes at body, the rest at tail. */
 enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body,
                                         size_t head_len, const void *tail);
+/* Both ends lose the connection; closed runs later. */
+void rpc_stream_break(struct rpc_stream *stream);
 /* Writes what the socket takes without waiting. Errors show up later, through closed. */
 void rpc_stream_flush(struct rpc_stream *stream);
 

@@ -38,6 +38,36 @@ static void connection_destroy(struct rpc_connection *connection)
     free(connection);
 }
 
+static void send_answer(struct rpc_connection *connection, const struct rpc_frame *frame, const void *body,
+                        size_t body_len, const void *tail)
+{
+    connection->rpc->counters.replies++;
+    loop_expect_more(connection->rpc->loop);
+    switch (rpc_stream_send_parts(&connection->stream, frame, body, body_len, tail)) {
+    case SHOAL_LIMIT: /* its calls end by their deadlines, the stream by TCP_USER_TIMEOUT */
+        LOG_WARN("%s does not read its answers: one was dropped", connection->peer);
+        break;
+    case SHOAL_NO_MEMORY: /* it must not wait for what will not come */
+        LOG_WARN("%s: no memory for an answer: closing the connection", connection->peer);
+        rpc_stream_break(&connection->stream);
+        break;
+    default:
+        break;
+    }
+}
+
+static void refuse_for_memory(struct rpc_connection *connection, const struct rpc_frame *request)
+{
+    static const char text[] = "out of memory";
+    const struct rpc_frame frame = {.kind = RPC_KIND_RESPONSE,
+                                    .method = request->method,
+                                    .id = request->id,
+                                    .status = SHOAL_NO_MEMORY,
+                                    .body_len = sizeof text - 1};
+
+    send_answer(connection, &frame, text, sizeof text - 1, NULL);
+}
+
 static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *body)
 {
     struct rpc_connection *connection = arg;
@@ -52,8 +82,8 @@ static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *bo
     }
     rpc->counters.requests++;
     request = calloc(1, sizeof *request);
-    if (!request) { /* the caller's deadline ends its call, but it deserves to know now */
-        connection_destroy(connection);
+    if (!request) {
+        refuse_for_memory(connection, frame);
         return;
     }
     request->peer = connection->peer;
@@ -146,11 +176,7 @@ static void reply(struct rpc_request *request, enum shoal_status status, const v
     frame.status = status;
     frame.body_len = (uint32_t)(body_len + tail_len);
     frame.attachment_bytes = is_attachment ? (uint32_t)tail_len : 0;
-    connection->rpc->counters.replies++;
-    loop_expect_more(connection->rpc->loop);
-    /* A peer that takes no answers loses them; its calls end by their deadlines, the stream by TCP_USER_TIMEOUT. */
-    if (rpc_stream_send_parts(&connection->stream, &frame, body, body_len, tail) == SHOAL_LIMIT)
-        LOG_WARN("%s does not read its answers: one was dropped", connection->peer);
+    send_answer(connection, &frame, body, body_len, tail);
 }
 
 void rpc_reply(struct rpc_request *request, enum shoal_status status, const char *message, const void *body,

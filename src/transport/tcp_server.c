@@ -334,7 +334,8 @@ static bool on_range(struct tcp_server *server, const struct data_frame *frame)
     grant = server->grant_count < GRANTS_MAX ? calloc(1, sizeof *grant) : NULL;
     if (!grant) {
         memory_unpin(memory(server), region);
-        return refuse(server, frame->id, DATA_CODE_LIMIT, "too many writes at once");
+        return refuse(server, frame->id, DATA_CODE_LIMIT,
+                      server->grant_count < GRANTS_MAX ? "out of memory" : "too many writes at once");
     }
     *grant =
         (struct tcp_grant){.server = server, .id = frame->id, .addr = frame->addr, .len = frame->len, .region = region};

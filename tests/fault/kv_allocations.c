@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each allocation of the KV store's parts fails in turn (the linker puts malloc_or_fail and its like in the place of
- * malloc): the answer is NO_MEMORY or the part does without, nothing is half done, and everything is given back (the
- * sanitizers look). One thread, so that the nth allocation is the same each time. */
+/* Each allocation of the KV store's parts fails in turn (failing_alloc.h): the answer is NO_MEMORY or the part does
+ * without, nothing is half done, and everything is given back (the sanitizers look). One thread, so that the nth
+ * allocation is the same each time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/random.h"
+#include "failing_alloc.h"
 #include "kv/leases.h"
 #include "kv/route_cache.h"
 #undef ROUTE_REPLICAS_MAX /* the master has another bound */
@@ -23,53 +23,6 @@
 #include "tier/backend.h"
 #include "tier_fake.h"
 
-static unsigned long countdown; /* 0: none fails any more */
-static bool has_fired;
-
-static bool fails_now(void)
-{
-    if (countdown == 0 || --countdown != 0)
-        return false;
-    has_fired = true;
-    return true;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *memory, size_t size);
-void *__real_aligned_alloc(size_t alignment, size_t size);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *memory, size_t size);
-void *__wrap_aligned_alloc(size_t alignment, size_t size);
-char *__wrap_strdup(const char *text);
-
-void *__wrap_malloc(size_t size)
-{
-    return fails_now() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return fails_now() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *memory, size_t size)
-{
-    return fails_now() ? NULL : __real_realloc(memory, size);
-}
-
-void *__wrap_aligned_alloc(size_t alignment, size_t size)
-{
-    return fails_now() ? NULL : __real_aligned_alloc(alignment, size);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return fails_now() ? NULL : __real_strdup(text);
-}
-
 /* Runs the scenario with the first, the second, ... allocation failing, until it makes no more of them. */
 static void sweep(enum shoal_status (*scenario)(void), bool may_do_without)
 {
@@ -77,11 +30,9 @@ static void sweep(enum shoal_status (*scenario)(void), bool may_do_without)
 
     for (;; nth++) {
         enum shoal_status status;
-        has_fired = false;
-        countdown = nth;
+        failing_alloc_begin(nth, 1);
         status = scenario();
-        countdown = 0;
-        if (!has_fired) {
+        if (!failing_alloc_end()) {
             assert_int_equal(status, SHOAL_OK);
             break;
         }
@@ -133,7 +84,7 @@ static enum shoal_status use_tiers(void)
         if (status != SHOAL_OK) {
             assert_false(tier_has(backend, key));
             assert_true(backend->slots[0].tier->used_bytes <= used); /* making room may have dropped others */
-            if (status == SHOAL_NO_SPACE && has_fired)
+            if (status == SHOAL_NO_SPACE && failing_alloc_has_fired())
                 status = SHOAL_NO_MEMORY; /* without memory to tell of it nothing is dropped */
         }
     }
@@ -146,7 +97,7 @@ static enum shoal_status use_tiers(void)
         assert_false(tier_has(backend, "key-15"));
     }
     tier_backend_destroy(backend);
-    countdown = 0;
+    (void)failing_alloc_end();
     tier_fake_disk_clear();
     return status;
 }
@@ -312,7 +263,7 @@ static enum shoal_status use_route_cache(void)
         if (route_cache_get(cache, key, 0, &route)) /* else it is asked for again */
             assert_int_equal(route.object_id, i + 1);
         else
-            assert_true(has_fired);
+            assert_true(failing_alloc_has_fired());
     }
     route_cache_destroy(cache);
     return SHOAL_OK;
