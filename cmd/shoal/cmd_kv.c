@@ -72,6 +72,9 @@ enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
     }
     if (status == SHOAL_OK)
         status = shoal_kv_open(&config, &call, &app->kv, error);
+    /* Of another cluster, or no mooncake_client at all: nothing is corrupted, it is the wrong one. */
+    if (status == SHOAL_PROTOCOL && !app->settings.kv_master)
+        status = error->status = SHOAL_UNREACHABLE;
     free(matrix);
     return status;
 }

@@ -22,7 +22,8 @@ const struct exit_code_text help_exit_codes[] = {
     {"9", "the address of --name or --metrics is in use, does not resolve or is not of this machine"},
     {"10", "the payload was replaced by another generation meanwhile"},
     {"11", "no space left on the disk; kv put: no client has room"},
-    {"12", "a peer cannot be reached: the mooncake_client, the master, or the owner of a value"},
+    {"12", "a peer cannot be reached: the mooncake_client, the master, or the owner of a value; or it belongs to "
+           "another cluster"},
     {"129, 130, 143", "ended by SIGHUP, SIGINT or SIGTERM before it was done"},
     {NULL, NULL},
 };

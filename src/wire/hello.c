@@ -156,6 +156,9 @@ enum shoal_status hello_judge_answer(const struct hello *answer, const char *add
     case HELLO_REFUSE_IDENTITY:
         status = SHOAL_UNREACHABLE;
         break;
+    case HELLO_REFUSE_CLUSTER:
+        return error_set(error, status, 0, "%s ('%s') belongs to another cluster: '%s', not '%s'", address,
+                         answer->name, answer->cluster, cluster);
     default:
         break;
     }

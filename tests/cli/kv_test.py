@@ -10,11 +10,24 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 
 import cli
 import kv
 from cli import wait_for
 from kv import KvTest, dram, storage
+
+
+def answer_nonsense(server):
+    while True:
+        try:
+            connection = server.accept()[0]
+        except OSError:
+            return
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 100)
+            connection.recv(4096)
+
 
 MIB = 1 << 20
 
@@ -573,8 +586,16 @@ class Usage(KvTest):
         self.put(client, "key", b"value")
         self.assertEqual(self.get(client, "key"), b"value")
         self.assertIn("key", self.kv(client, "ls", "--cluster", "other")[0])
-        err = self.fails(5, "another cluster", "kv", "ls", "--client", client.local, "--cluster", "default")
+        err = self.fails(12, "another cluster: 'other', not 'default'", "kv", "ls", "--client", client.local, "--cluster",
+                         "default")
         self.assertIn(client.local, err)
+
+    def test_no_client_at_all(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            threading.Thread(target=answer_nonsense, args=(server,), daemon=True).start()
+            err = self.fails(12, "protocol", "kv", "ls", "--client", f"127.0.0.1:{port}", "--cluster", "default")
+            self.assertIn("mooncake_client", err)
 
 
 if __name__ == "__main__":
