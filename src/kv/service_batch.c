@@ -63,10 +63,13 @@ void kv_on_batch_read(void *arg, struct rpc_request *request)
 {
     struct kv_service *service = arg;
     struct kv_origin whole = kv_origin_of(service, request);
-    Shoal__Wire__KvBatchReadRequest *message =
-        wire_unpack(&shoal__wire__kv_batch_read_request__descriptor, NULL, request->body_len, request->body);
+    struct kv_arena arena;
+    Shoal__Wire__KvBatchReadRequest *message;
     struct kv_batch *batch;
 
+    kv_arena_init(&arena);
+    message = wire_unpack(&shoal__wire__kv_batch_read_request__descriptor, &arena.allocator, request->body_len,
+                          request->body);
     if (!message) {
         kv_refuse_malformed(service, request, "batch read");
         return;
@@ -79,17 +82,20 @@ void kv_on_batch_read(void *arg, struct rpc_request *request)
         }
         kv_batch_item_done(batch);
     }
-    shoal__wire__kv_batch_read_request__free_unpacked(message, NULL);
+    shoal__wire__kv_batch_read_request__free_unpacked(message, &arena.allocator);
 }
 
 void kv_on_batch_write(void *arg, struct rpc_request *request)
 {
     struct kv_service *service = arg;
     struct kv_origin whole = kv_origin_of(service, request);
-    Shoal__Wire__KvBatchWriteRequest *message =
-        wire_unpack(&shoal__wire__kv_batch_write_request__descriptor, NULL, request->body_len, request->body);
+    struct kv_arena arena;
+    Shoal__Wire__KvBatchWriteRequest *message;
     struct kv_batch *batch;
 
+    kv_arena_init(&arena);
+    message = wire_unpack(&shoal__wire__kv_batch_write_request__descriptor, &arena.allocator, request->body_len,
+                          request->body);
     if (!message) {
         kv_refuse_malformed(service, request, "batch write");
         return;
@@ -102,7 +108,7 @@ void kv_on_batch_write(void *arg, struct rpc_request *request)
         }
         kv_batch_item_done(batch);
     }
-    shoal__wire__kv_batch_write_request__free_unpacked(message, NULL);
+    shoal__wire__kv_batch_write_request__free_unpacked(message, &arena.allocator);
 }
 
 /* --- query --- */
