@@ -64,6 +64,10 @@ static bool operate(struct worker *worker, uint64_t number)
     struct shoal_error error;
     char key[96];
     enum shoal_status status;
+    /* A request that may be canceled does not share a flight with others'. Those with a deadline need no token: between
+     * two of them the workers look for a signal. */
+    if (call.timeout_ms >= 0)
+        call.cancel = NULL;
     snprintf(key, sizeof key, "%s%" PRIu64, bench->prefix, number);
     if (worker->is_get)
         status = shoal_kv_get_into(bench->app->kv, key, worker->buffer, len, &call, &len, &error);
@@ -81,7 +85,7 @@ static bool operate(struct worker *worker, uint64_t number)
 static void *put_share(void *arg)
 {
     struct worker *worker = arg;
-    for (uint64_t i = 0; i < worker->count && !atomic_load(&worker->bench->is_over); i++) {
+    for (uint64_t i = 0; i < worker->count && !atomic_load(&worker->bench->is_over) && !signals_received(); i++) {
         uint64_t from_ns = now_ns();
         if (!operate(worker, worker->first + i))
             break;
