@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "transport/device_internal.h"
@@ -215,33 +214,6 @@ bool device_is_device_memory(const void *addr, unsigned *number_out)
         return false;
     *number_out = (unsigned)ordinal;
     return true;
-}
-
-enum shoal_status device_dmabuf_fd(struct device *device, uint64_t addr, uint64_t len, int *fd_out,
-                                   uint64_t *offset_out, struct shoal_error *error)
-{
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = addr / page * page;
-    uint64_t end = (addr + len + page - 1) / page * page;
-    const struct device_driver *driver = device->driver;
-    int has_dmabuf = 0, fd = -1;
-    enum shoal_status status;
-    cuda_result result;
-
-    if (!driver->range_handle ||
-        driver->device_attribute(&has_dmabuf, CUDA_ATTRIBUTE_DMA_BUF_SUPPORTED, device->handle) != CUDA_OK ||
-        !has_dmabuf)
-        return error_set(error, SHOAL_UNSUPPORTED, 0, "cuda:%u: the driver has no dmabuf for its memory",
-                         device->number);
-    status = device_enter(device, error);
-    if (status != SHOAL_OK)
-        return status;
-    result = driver->range_handle(&fd, start, (size_t)(end - start), CUDA_RANGE_HANDLE_DMA_BUF_FD, 0);
-    device_leave(device);
-    if (result != CUDA_OK)
-        return device_failed(device, result, "dmabuf", error);
-    *fd_out = fd;
-    *offset_out = addr - start;
-    return SHOAL_OK;
 }
 
 enum shoal_status device_list(struct device_info *infos, unsigned capacity, unsigned *count_out, int *version_out,

@@ -45,11 +45,6 @@ enum shoal_status device_check(struct device *device, uint64_t addr, uint64_t le
  * that this process has loaded already, whoever did, are asked; without one it is cheap. */
 bool device_is_device_memory(const void *addr, unsigned *number_out);
 
-/* A dmabuf of the pages around [addr, addr+len), for network devices that can reach device memory; offset_out: where
- * addr lies in it. The caller closes fd_out. UNSUPPORTED: driver or device has none. */
-enum shoal_status device_dmabuf_fd(struct device *device, uint64_t addr, uint64_t len, int *fd_out,
-                                   uint64_t *offset_out, struct shoal_error *error);
-
 struct device_info {
     unsigned number;
     char name[96];

@@ -38,7 +38,6 @@ enum cuda_constants {
     CUDA_HOST_REGISTER_PORTABLE = 1, /* pinned for every context */
 
     CUDA_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
-    CUDA_RANGE_HANDLE_DMA_BUF_FD = 1,
 };
 
 /* X(member, symbol, parameters) */
@@ -72,7 +71,7 @@ enum cuda_constants {
     X(copy_in, "cuMemcpyHtoDAsync_v2", (cuda_pointer to, const void *from, size_t len, cuda_stream stream))            \
     X(copy_out, "cuMemcpyDtoHAsync_v2", (void *to, cuda_pointer from, size_t len, cuda_stream stream))
 
-/* May be missing from older drivers: then NULL. */
+/* May be missing from older drivers: then NULL. Only asked for to know what network devices could be given. */
 #define CUDA_OPTIONAL_FUNCTIONS(X)                                                                                     \
     X(range_handle, "cuMemGetHandleForAddressRange",                                                                   \
       (void *handle, cuda_pointer pointer, size_t len, int type, unsigned long long flags))

@@ -302,30 +302,6 @@ static void test_read(void **state)
     free(bytes);
 }
 
-static void test_dmabuf(void **state)
-{
-    uint8_t *memory = cuda_test_alloc(0, 3 * MIB);
-    uint64_t addr = (uint64_t)(uintptr_t)memory, offset = 1;
-    struct device_info info = {0};
-    struct device *device;
-    unsigned count;
-    int fd = -1;
-
-    (void)state;
-    assert_ok(device_list(&info, 1, &count, NULL, &error));
-    assert_ok(device_open(0, &device, &error));
-    if (info.has_dmabuf) {
-        assert_ok(device_dmabuf_fd(device, addr + 5000, 4096, &fd, &offset, &error));
-        assert_true(fd >= 0);
-        assert_int_equal(offset, 5000 % 4096);
-        close(fd);
-    } else {
-        assert_fails(SHOAL_UNSUPPORTED, "dmabuf", device_dmabuf_fd(device, addr, 4096, &fd, &offset, &error));
-    }
-    device_close(device);
-    cuda_test_free(0, memory);
-}
-
 static void test_registration(void **state)
 {
     uint8_t *memory = cuda_test_alloc(0, 3 * MIB), *host = malloc(4096), *again;
@@ -514,7 +490,6 @@ int main(void)
         cmocka_unit_test(test_freed),
         cmocka_unit_test(test_buffers),
         cmocka_unit_test(test_read),
-        cmocka_unit_test(test_dmabuf),
         cmocka_unit_test(test_registration),
         cmocka_unit_test(test_refused_by_driver),
         cmocka_unit_test(test_unpinned),
