@@ -14,6 +14,7 @@
 
 #define ENTRY_OVERHEAD_BYTES 40
 #define SHORT_OF_MEMORY_MS 50
+#define BACKLOG_AT_ONCE 256 /* entries that nobody waits for in one batch: a put that comes meanwhile waits for them */
 
 #define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
 
@@ -159,7 +160,7 @@ static void fill(struct session *session, struct announce_batch *batch)
         list_remove(node);
         batch_add(batch, entry);
     }
-    while ((node = list_first(&session->backlog_order))) {
+    for (unsigned taken = 0; taken < BACKLOG_AT_ONCE && (node = list_first(&session->backlog_order)); taken++) {
         entry = container_of(node, struct announce_entry, node);
         if (!has_room(batch, entry))
             return;
