@@ -201,8 +201,9 @@ static void read_pipe(struct rpc_stream *stream, const bool *is_gone)
     }
 }
 
-void rpc_stream_pipe_ready(struct rpc_stream *stream)
+void rpc_stream_pipe_ready(void *arg)
 {
+    struct rpc_stream *stream = arg;
     bool is_gone = false;
 
     stream->is_gone = &is_gone;

@@ -44,8 +44,8 @@ enum shoal_status rpc_stream_init_ucx(struct rpc_stream *stream, struct loop *lo
                                       const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
                                       struct ucx_carrier *carrier, struct ucx_driver **shared,
                                       struct shoal_error *error);
-/* Of a stream whose pipe is ready (rpc/stream_ucx.h). May end it. */
-void rpc_stream_pipe_ready(struct rpc_stream *stream);
+/* Of a stream, which is arg of its pipe, whose pipe is ready (rpc/stream_ucx.h). May end it. */
+void rpc_stream_pipe_ready(void *arg);
 /* Closes the descriptor; no callback. */
 void rpc_stream_release(struct rpc_stream *stream);
 /* Queues a frame and writes what the socket takes without waiting; answers to frames that came together are written

@@ -24,8 +24,9 @@ struct ucx_driver {
 
 static void run_again(void *arg);
 
-static void drive(struct ucx_driver *driver)
+static void drive(void *arg)
 {
+    struct ucx_driver *driver = arg;
     bool is_gone = false;
     int patience_ms;
 
@@ -65,11 +66,6 @@ static void run_again(void *arg)
         drive(driver);
 }
 
-static void run_kick(void *arg)
-{
-    drive(arg);
-}
-
 static void port_io(void *arg, unsigned events)
 {
     (void)events;
@@ -91,11 +87,11 @@ enum shoal_status ucx_driver_create(struct loop *loop, struct ucx_carrier *carri
     status = loop_io_init(&driver->io, loop, ucx_port_fd(driver->port), port_io, driver, error);
     if (status)
         goto close_port;
-    status = loop_timer_init(&driver->timer, loop, run_kick, driver, error);
+    status = loop_timer_init(&driver->timer, loop, drive, driver, error);
     if (status)
         goto release_io;
     loop_io_set(&driver->io, LOOP_READ);
-    loop_defer(loop, &driver->kick_task, run_kick, driver); /* arms it */
+    loop_defer(loop, &driver->kick_task, drive, driver); /* arms it */
     *driver_out = driver;
     return SHOAL_OK;
 
@@ -126,7 +122,7 @@ void ucx_driver_destroy(struct ucx_driver *driver)
 static void kick(struct ucx_driver *driver)
 {
     if (!driver->is_gone) /* else it looks again anyway */
-        loop_defer(driver->loop, &driver->kick_task, run_kick, driver);
+        loop_defer(driver->loop, &driver->kick_task, drive, driver);
 }
 
 void stream_ucx_kick(struct stream_ucx *ucx)

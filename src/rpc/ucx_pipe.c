@@ -229,22 +229,29 @@ static struct chunk *last_chunk(const struct ucx_pipe *pipe)
     return container_of(pipe->chunks.head.prev, struct chunk, node);
 }
 
+/* Seldom needed: a message of several fragments may be overtaken by later ones. */
+static void find_place(struct ucx_pipe *pipe, uint64_t offset, struct chunk **before_out, struct chunk **after_out)
+{
+    *before_out = *after_out = NULL;
+    LIST_FOR_EACH (chunk, &pipe->chunks, struct chunk, node) {
+        if (chunk->offset > offset) {
+            *after_out = chunk;
+            return;
+        }
+        *before_out = chunk;
+    }
+}
+
 /* Small messages that follow each other share a chunk: what a peer may send costs about as much memory as bytes. */
 static void keep(struct ucx_pipe *pipe, uint64_t offset, const uint8_t *data, uint32_t len)
 {
-    struct chunk *before = list_is_empty(&pipe->chunks) ? NULL : last_chunk(pipe), *after = NULL, *chunk;
+    struct chunk *before = NULL, *after = NULL, *chunk;
     uint32_t capacity = len < CHUNK_MIN_BYTES ? CHUNK_MIN_BYTES : len;
 
-    /* Seldom: a message of several fragments may be overtaken by later ones. */
-    if (before && before->offset > offset) {
-        before = NULL;
-        LIST_FOR_EACH (other, &pipe->chunks, struct chunk, node) {
-            if (other->offset > offset) {
-                after = other;
-                break;
-            }
-            before = other;
-        }
+    if (!list_is_empty(&pipe->chunks)) {
+        before = last_chunk(pipe);
+        if (before->offset > offset)
+            find_place(pipe, offset, &before, &after);
     }
     if ((before && before->offset + before->len > offset) || (after && offset + len > after->offset)) {
         fail(pipe, "the peer sent bytes twice", NULL);
