@@ -383,6 +383,12 @@ int main(int argc, char **argv)
 
     if (argc > 1) {
         transport_name = argv[1];
+        if (strcmp(transport_name, "ucx") == 0) { /* UCX copies itself: a file that was truncated raises SIGBUS */
+            if (!fixture_has_ucx())
+                return 77;
+            transport_args = "tls=tcp";
+            cmocka_set_skip_filter("test_truncated_file");
+        }
         return cmocka_run_group_tests_name(transport_name, any_transport, NULL, NULL);
     }
     return cmocka_run_group_tests_name("engine transfer", tests, NULL, NULL);
