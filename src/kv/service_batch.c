@@ -71,7 +71,7 @@ void kv_on_batch_read(void *arg, struct rpc_request *request)
     message = wire_unpack(&shoal__wire__kv_batch_read_request__descriptor, &arena.allocator, request->body_len,
                           request->body);
     if (!message) {
-        kv_refuse_malformed(service, request, "batch read");
+        kv_refuse_unpacked(service, request, &arena, "batch read");
         return;
     }
     batch = batch_create(service, request, message->n_items, false);
@@ -97,7 +97,7 @@ void kv_on_batch_write(void *arg, struct rpc_request *request)
     message = wire_unpack(&shoal__wire__kv_batch_write_request__descriptor, &arena.allocator, request->body_len,
                           request->body);
     if (!message) {
-        kv_refuse_malformed(service, request, "batch write");
+        kv_refuse_unpacked(service, request, &arena, "batch write");
         return;
     }
     batch = batch_create(service, request, message->n_items, true);
