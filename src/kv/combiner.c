@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv/combiner.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/futex.h"
 #include "base/spin.h"
 
 #define LANES 64            /* power of two */
@@ -29,6 +29,8 @@ struct lane {
     unsigned crowd;         /* how many callers there are, with those that have just left and come back at once */
     unsigned waiting_count; /* atomic: read without the mutex by those who wait for company */
     int64_t flight_ns;      /* what the last flight took */
+    uint32_t turns;         /* atomic futex: grows whenever items lead or are done */
+    uint32_t next_bit;      /* for the next one that waits */
 };
 
 struct combiner {
@@ -59,7 +61,7 @@ void combiner_destroy(struct combiner *combiner)
     free(combiner);
 }
 
-/* Who was woken looks without the mutex; what run has done comes with the state (the semaphore orders it, too). */
+/* Who was woken looks without the mutex; what run has done comes with the state. */
 static void set_state(struct combiner_item *item, enum item_state state)
 {
     __atomic_store_n(&item->state, (int)state, __ATOMIC_RELEASE); /* pairs with state_of */
@@ -142,38 +144,44 @@ static size_t collect(const struct combiner *combiner, struct lane *lane, struct
     return count;
 }
 
-/* With the lane's mutex: the next one leads a flight. NULL: nobody waits, or not now: who boards or returns looks
- * again. */
-static struct combiner_item *take_off(struct lane *lane)
+/* With the lane's mutex: the next one leads a flight. Returns its bit, to wake it. 0: nobody waits, or not now: who
+ * boards or returns looks again. */
+static uint32_t take_off(struct lane *lane)
 {
     struct list_node *node = list_first(&lane->waiting);
     struct combiner_item *next;
 
     if (!node || lane->flights >= FLIGHTS_MAX || lane->is_boarding)
-        return NULL;
+        return 0;
     lane->flights++;
     lane->is_boarding = true;
     next = container_of(node, struct combiner_item, node);
     remove_waiting(lane, next);
     set_state(next, ITEM_LEADS);
-    return next;
+    return next->bit;
 }
 
-/* Without the mutex, which its thread need not take again. */
-static void wake(struct combiner_item *item)
+/* Without the mutex, which the woken threads need not take again. One system call wakes a whole flight: woken one by
+ * one, each thread would be back asleep before the next one is woken, and its CPU, too. */
+static void wake(struct lane *lane, uint32_t bits)
 {
-    sem_post(&item->turn);
+    __atomic_add_fetch(&lane->turns, 1, __ATOMIC_RELEASE); /* pairs with wait_for_turn: after the states */
+    futex_wake(&lane->turns, bits);
 }
 
 /* state: ITEM_LEADS or ITEM_DONE, or ITEM_WAITS after its deadline. */
 static void wait_for_turn(struct lane *lane, struct combiner_item *item)
 {
-    struct timespec until = deadline_timespec(item->deadline_ms);
-
-    while (sem_clockwait(&item->turn, CLOCK_MONOTONIC, &until) != 0) {
+    for (;;) {
+        uint32_t turns = __atomic_load_n(&lane->turns, __ATOMIC_ACQUIRE); /* before the state: pairs with wake */
+        enum item_state state = state_of(item);
         bool is_late;
 
-        if (errno == EINTR)
+        if (state == ITEM_LEADS || state == ITEM_DONE)
+            return;
+        /* What travels does so as long as run takes. */
+        futex_wait(&lane->turns, turns, item->bit, state == ITEM_WAITS ? item->deadline_ms : DEADLINE_NONE);
+        if (state != ITEM_WAITS || !deadline_is_past(item->deadline_ms))
             continue;
         mutex_lock(&lane->mutex);
         is_late = state_of(item) == ITEM_WAITS;
@@ -184,16 +192,14 @@ static void wait_for_turn(struct lane *lane, struct combiner_item *item)
         mutex_unlock(&lane->mutex);
         if (is_late)
             return;
-        while (sem_wait(&item->turn) != 0) /* it travels, as long as run takes */
-            ;
-        return;
     }
 }
 
 static void lead(struct combiner *combiner, struct lane *lane, struct combiner_item *item, combiner_run_fn run,
                  void *arg)
 {
-    struct combiner_item *items[COMBINER_ITEMS_MAX], *next, *other;
+    struct combiner_item *items[COMBINER_ITEMS_MAX];
+    uint32_t others, bits = 0;
     int64_t began_ns;
     unsigned share;
     size_t count;
@@ -203,25 +209,24 @@ static void lead(struct combiner *combiner, struct lane *lane, struct combiner_i
     gather(lane, share);
     count = collect(combiner, lane, item, share, items);
     lane->is_boarding = false;
-    other = take_off(lane);
+    others = take_off(lane);
     mutex_unlock(&lane->mutex);
-    if (other)
-        wake(other);
+    if (others)
+        wake(lane, others);
     began_ns = clock_now_ns();
     run(arg, items, count);
     mutex_lock(&lane->mutex);
     lane->flight_ns = clock_now_ns() - began_ns;
     lane->inside -= (unsigned)count;
     lane->flights--;
-    next = take_off(lane);
-    for (size_t i = 1; i < count; i++)
-        set_state(items[i], ITEM_DONE);
+    for (size_t i = 1; i < count; i++) {
+        bits |= items[i]->bit;
+        set_state(items[i], ITEM_DONE); /* and it may be gone */
+    }
+    bits |= take_off(lane);
     mutex_unlock(&lane->mutex);
-    /* Those that are done first: what they ask for next may still go with the next flight. */
-    for (size_t i = 1; i < count; i++)
-        wake(items[i]);
-    if (next)
-        wake(next);
+    if (bits)
+        wake(lane, bits);
 }
 
 enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *item, combiner_run_fn run, void *arg)
@@ -230,7 +235,6 @@ enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *
     enum shoal_status status = SHOAL_OK;
     bool is_first;
 
-    sem_init(&item->turn, 0, 0);
     mutex_lock(&lane->mutex);
     if (++lane->inside > lane->crowd)
         lane->crowd = lane->inside;
@@ -241,6 +245,7 @@ enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *
         set_state(item, ITEM_LEADS);
     } else {
         set_state(item, ITEM_WAITS);
+        item->bit = (uint32_t)1 << (lane->next_bit++ & 31);
         add_waiting(lane, item);
     }
     mutex_unlock(&lane->mutex);
@@ -250,7 +255,6 @@ enum shoal_status combiner_run(struct combiner *combiner, struct combiner_item *
         lead(combiner, lane, item, run, arg);
     else if (state_of(item) == ITEM_WAITS)
         status = SHOAL_TIMED_OUT;
-    sem_destroy(&item->turn);
     return status;
 }
 

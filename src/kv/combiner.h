@@ -9,7 +9,6 @@
 #ifndef SHOAL_KV_COMBINER_H
 #define SHOAL_KV_COMBINER_H
 
-#include <semaphore.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,8 +29,8 @@ struct combiner_item {
     int64_t deadline_ms; /* of waiting for its turn; run has its own */
     /* private */
     struct list_node node;
-    sem_t turn; /* posted once: it leads, or is done */
-    int state;  /* atomic */
+    int state;    /* atomic */
+    uint32_t bit; /* of the lane's futex, where it waits */
 };
 
 /* max_bytes: of items that travel together. NULL: out of memory. */
