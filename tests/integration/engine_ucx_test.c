@@ -119,9 +119,9 @@ static void put(int fd, struct ucx_frame frame, const void *body)
 {
     uint8_t bytes[UCX_FRAME_HEADER_BYTES + 256];
 
-    assert_true(frame.body_len <= 256);
+    assert_true(frame.body_len <= 256 && (body != NULL) == (frame.body_len > 0));
     ucx_frame_encode(&frame, bytes);
-    if (frame.body_len)
+    if (body)
         memcpy(bytes + UCX_FRAME_HEADER_BYTES, body, frame.body_len);
     assert_int_equal(send(fd, bytes, UCX_FRAME_HEADER_BYTES + frame.body_len, MSG_NOSIGNAL),
                      UCX_FRAME_HEADER_BYTES + frame.body_len);
