@@ -14,7 +14,7 @@
 
 #define ENTRY_OVERHEAD_BYTES 40
 #define SHORT_OF_MEMORY_MS 50
-#define BACKLOG_AT_ONCE 256 /* entries that nobody waits for in one batch: a put that comes meanwhile waits for them */
+#define BACKLOG_AT_ONCE 256 /* entries that nobody waits for, in one batch: a put that comes meanwhile waits for it */
 
 #define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
 
