@@ -291,7 +291,7 @@ static void end_entry(struct session *session, struct announce_entry *entry, int
     if (answer > 0 || strcmp(shoal_status_name(status), "UNKNOWN") == 0)
         status = SHOAL_PROTOCOL;
     session_count(status ? &session->counters.announce_failures : &session->counters.announced);
-    if (entry->is_orphan && status == SHOAL_OK) {
+    if (entry->is_orphan && (status == SHOAL_OK || entry->may_be_routed)) {
         take_back(session, entry);
         return;
     }
@@ -319,6 +319,8 @@ static void end_batch(struct session *session, struct announce_batch *batch, con
         struct announce_entry *entry = container_of(node, struct announce_entry, node);
         int32_t status = statuses ? statuses[i] : (int32_t)status_of_all;
 
+        if (!statuses && status == SHOAL_NO_MEMORY)
+            entry->may_be_routed = makes_route(entry);
         if (is_passing(status) && !entry->is_orphan) {
             has_to_wait = true;
             if (entry->done)
@@ -423,8 +425,10 @@ void session_on_deadline(void *arg)
         struct announce_entry *entry = container_of(node, struct announce_entry, node);
 
         tell_timed_out(session, entry);
-        if (makes_route(entry))
-            free(entry); /* the master has not seen it */
+        if (entry->may_be_routed)
+            take_back(session, entry);
+        else if (makes_route(entry))
+            free(entry); /* the master has not carried it out */
         else
             backlog_add(session, entry, true);
     }

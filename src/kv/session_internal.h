@@ -47,7 +47,8 @@ struct announce_entry {
     int64_t deadline_ms;
     session_done_fn done; /* NULL: nobody waits (any more) */
     void *arg;
-    bool is_orphan; /* NEW or REPLICA on its way whose waiter was told TIMED_OUT: if it arrives, it is taken back */
+    bool is_orphan;     /* NEW or REPLICA on its way whose waiter was told TIMED_OUT: if it arrives, it is taken back */
+    bool may_be_routed; /* a master that had no memory for its answer may have carried it out */
     size_t key_len;
     char key[]; /* with NUL */
 };

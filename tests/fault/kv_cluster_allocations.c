@@ -613,6 +613,32 @@ static void test_what_is_evicted_is_withdrawn(void **state)
     free(data);
 }
 
+/* Whoever gives up before the master, which is short of memory, has answered cannot know whether there is a route. */
+static void test_what_is_given_up_leaves_no_route(void **state)
+{
+    struct world *world = *state;
+    const struct shoal_call hasty = {.struct_size = sizeof hasty, .timeout_ms = 30};
+    void *data = content(100, 1);
+    bool has_fired = true;
+
+    put(world->fixture->a, "hasty", 100, 1); /* what the master allocates once and keeps is not counted below */
+    clean_up(world);
+    for (unsigned long nth = 1; has_fired; nth++) {
+        struct shoal_error error;
+        enum shoal_status status;
+
+        failing_alloc_begin(nth, 1);
+        status = shoal_kv_put(world->fixture->a, "hasty", data, 100, NULL, &hasty, &error);
+        has_fired = failing_alloc_end();
+        if (status && status != SHOAL_TIMED_OUT && !is_for_want_of_memory(status))
+            fail_msg("allocation %lu: %s: %s", nth, shoal_status_name(status), error.message);
+        WAIT_UNTIL(!has_stale_route(world));
+        clean_up(world);
+    }
+    wait_until_empty(world);
+    free(data);
+}
+
 /* --- life --- */
 
 static void open_and_close(struct world *world, const struct shoal_kv_config *config)
@@ -699,6 +725,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_batches, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_goes_to_the_master, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_is_evicted_is_withdrawn, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_what_is_given_up_leaves_no_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_opening, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_master_that_starts_anew, setup, teardown),
     };

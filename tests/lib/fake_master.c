@@ -93,7 +93,10 @@ static void answer_announce(struct fake_master *master, struct rpc_request *requ
         answer.n_statuses--;
     answer.statuses = statuses;
     shoal__wire__master_announce_request__free_unpacked(message, NULL);
-    reply_message(request, &answer.base);
+    if (master->is_short_of_memory)
+        rpc_reply(request, SHOAL_NO_MEMORY, "out of memory", NULL, 0);
+    else
+        reply_message(request, &answer.base);
     free(statuses);
 }
 
@@ -316,6 +319,13 @@ void fake_master_refuse(struct fake_master *master, enum master_method method, e
     master->manner[method] = FAKE_REFUSES;
     master->refusal = status;
     snprintf(master->refusal_text, sizeof master->refusal_text, "%s", text);
+    mutex_unlock(&master->mutex);
+}
+
+void fake_master_set_short_of_memory(struct fake_master *master, bool is_short)
+{
+    mutex_lock(&master->mutex);
+    master->is_short_of_memory = is_short;
     mutex_unlock(&master->mutex);
 }
 

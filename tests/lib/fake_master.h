@@ -43,6 +43,7 @@ struct fake_master {
     uint64_t instance;
     uint32_t ttl_ms, heartbeat_ms;
     enum fake_manner manner[16]; /* by method */
+    bool is_short_of_memory;     /* announcements are carried out, but there is none for the answer */
     enum shoal_status refusal;
     char refusal_text[128];
     struct map answers; /* key -> (void *)(intptr_t)-status of its announcement; else OK */
@@ -69,6 +70,7 @@ void fake_master_revive(struct fake_master *master);
 void fake_master_set_manner(struct fake_master *master, enum master_method method, enum fake_manner manner);
 void fake_master_refuse(struct fake_master *master, enum master_method method, enum shoal_status status,
                         const char *text);
+void fake_master_set_short_of_memory(struct fake_master *master, bool is_short);
 void fake_master_set_answer(struct fake_master *master, const char *key, enum shoal_status status);
 /* Answers what is held, in the order of arrival, and from now on. */
 void fake_master_answer_held(struct fake_master *master, enum master_method method);

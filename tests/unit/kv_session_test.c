@@ -369,6 +369,34 @@ static void a_deadline_ends_waiting_and_takes_the_route_back(void **state)
     assert_int_equal(queued.times, 1);
 }
 
+/* Its outcome is not known: the object may have a route, which only its client can take back. In front of the deadline
+ * it waits for the next attempt (first), or is on its way (second). */
+static void a_route_whose_answer_had_no_memory_is_taken_back(void **state)
+{
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome outcome;
+    uint64_t id = 0;
+
+    make_ready(fixture);
+    fake_master_set_short_of_memory(master, true);
+    for (int64_t timeout_ms = 30; !id || !fake_master_count(master, KIND(NEW), "waits", id); timeout_ms *= 2) {
+        announce(fixture, KIND(NEW), "waits", ++id, timeout_ms, &outcome); /* once more if it was not even sent */
+        assert_int_equal(wait_done(&outcome), SHOAL_TIMED_OUT);
+    }
+    fake_master_set_short_of_memory(master, false);
+    fake_master_wait_entry(master, KIND(GONE), "waits", id);
+
+    fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+    announce(fixture, KIND(NEW), "flies", 77, 3000, &outcome);
+    fake_master_wait_held(master, 1);
+    assert_int_equal(wait_done(&outcome), SHOAL_TIMED_OUT);
+    fake_master_set_short_of_memory(master, true);
+    fake_master_answer_held(master, MASTER_METHOD_ANNOUNCE);
+    fake_master_set_short_of_memory(master, false);
+    fake_master_wait_entry(master, KIND(GONE), "flies", 77);
+}
+
 static void a_broken_connection_leaves_nothing_open(void **state)
 {
     struct fixture *fixture = *state;
@@ -675,6 +703,7 @@ int main(void)
         TEST(drops_are_carried_out_once_and_acknowledged),
         TEST(what_comes_meanwhile_travels_together),
         TEST(a_deadline_ends_waiting_and_takes_the_route_back),
+        TEST(a_route_whose_answer_had_no_memory_is_taken_back),
         TEST(a_broken_connection_leaves_nothing_open),
         TEST(what_nobody_waits_for_arrives_in_the_end_once),
         TEST(malformed_answers_break_the_connection),
