@@ -15,11 +15,15 @@
 #include "base/error.h"
 #include "greet.h"
 #include "matrix_option.h"
+#include "progress.h"
 #include "units.h"
 
 #define READ_FIRST_BYTES ((size_t)64 << 10)
 #define SIGNAL_POLL_MS 100
 #define GREET_TIMEOUT_MS 3000
+#define BAR_INTERVAL_MS 200
+#define BAR_MIN_BYTES ((uint64_t)16 << 20)
+#define FILE_STEP_BYTES ((size_t)4 << 20) /* of a file, between two looks at signals and the clock */
 
 const char *app_kv_peer(const struct app *app)
 {
@@ -79,6 +83,60 @@ enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
     return status;
 }
 
+/* --- progress: of one step, for values that take a while --- */
+
+struct bar {
+    struct progress progress;
+    int64_t started_ms, next_ms;
+    bool is_drawn;
+};
+
+static void bar_begin(struct bar *bar, const struct app *app, const char *key, const char *verb)
+{
+    bar->started_ms = clock_now_ms();
+    bar->next_ms = bar->started_ms + BAR_INTERVAL_MS;
+    bar->is_drawn = false;
+    progress_init(&bar->progress, app, key, verb);
+}
+
+/* A shoal_progress_fn. */
+static void bar_show(void *arg, const struct shoal_progress *now)
+{
+    struct bar *bar = arg;
+    if (now->total_bytes < BAR_MIN_BYTES)
+        return;
+    bar->is_drawn = true;
+    progress_show(&bar->progress, now);
+}
+
+/* For bytes that are moved here. */
+static void bar_at(struct bar *bar, uint64_t done, uint64_t total)
+{
+    int64_t now_ms = clock_now_ms();
+    struct shoal_progress now = {
+        .total_bytes = total, .done_bytes = done, .elapsed_ms = (uint64_t)(now_ms - bar->started_ms)};
+    if (now_ms < bar->next_ms && done < total)
+        return;
+    bar_show(bar, &now);
+    bar->next_ms = now_ms + BAR_INTERVAL_MS;
+}
+
+static void bar_end(struct bar *bar)
+{
+    if (bar->is_drawn)
+        progress_end(&bar->progress);
+    progress_release(&bar->progress);
+}
+
+/* Only if somebody sees it: a call that tells how far it is goes other ways. */
+static void bar_watch(struct bar *bar, struct shoal_call *call)
+{
+    if (!bar->progress.is_json && !bar->progress.is_live)
+        return;
+    call->progress = bar_show;
+    call->progress_arg = bar;
+}
+
 static bool is_dash(const char *path)
 {
     return strcmp(path, "-") == 0;
@@ -102,7 +160,8 @@ static enum shoal_status wait_for_input(int fd, struct shoal_error *error)
 }
 
 /* Until the end of the file, however long it is: what is given through a pipe says so only then. */
-static enum shoal_status read_all(int fd, size_t expected, void **data_out, size_t *len_out, struct shoal_error *error)
+static enum shoal_status read_all(int fd, size_t expected, struct bar *bar, void **data_out, size_t *len_out,
+                                  struct shoal_error *error)
 {
     size_t size = expected + 1 > READ_FIRST_BYTES ? expected + 1 : READ_FIRST_BYTES, len = 0;
     char *data = malloc(size);
@@ -120,13 +179,16 @@ static enum shoal_status read_all(int fd, size_t expected, void **data_out, size
         status = wait_for_input(fd, error);
         if (status != SHOAL_OK)
             break;
-        ssize_t count = read(fd, data + len, size - len < SSIZE_MAX ? size - len : SSIZE_MAX);
+        ssize_t count = read(fd, data + len, size - len < FILE_STEP_BYTES ? size - len : FILE_STEP_BYTES);
         if (count == 0)
             break;
-        if (count > 0)
+        if (count > 0) {
             len += (size_t)count;
-        else if (errno != EINTR && errno != EAGAIN)
+            if (len <= expected)
+                bar_at(bar, len, expected);
+        } else if (errno != EINTR && errno != EAGAIN) {
             status = error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
+        }
     }
     if (status != SHOAL_OK) {
         free(data);
@@ -137,7 +199,8 @@ static enum shoal_status read_all(int fd, size_t expected, void **data_out, size
     return SHOAL_OK;
 }
 
-static enum shoal_status read_value(const char *path, void **data_out, size_t *len_out, struct shoal_error *error)
+static enum shoal_status read_value(const char *path, struct bar *bar, void **data_out, size_t *len_out,
+                                    struct shoal_error *error)
 {
     struct stat info;
     enum shoal_status status;
@@ -149,7 +212,7 @@ static enum shoal_status read_value(const char *path, void **data_out, size_t *l
     else if (S_ISDIR(info.st_mode))
         status = error_set(error, SHOAL_INVALID_ARGUMENT, 0, "it is a directory");
     else
-        status = read_all(fd, S_ISREG(info.st_mode) ? (size_t)info.st_size : 0, data_out, len_out, error);
+        status = read_all(fd, S_ISREG(info.st_mode) ? (size_t)info.st_size : 0, bar, data_out, len_out, error);
     if (!is_dash(path))
         close(fd);
     return status;
@@ -165,14 +228,23 @@ static int run_put(struct app *app, int count, char **arguments)
     size_t len = 0;
     char size[UNITS_TEXT_BYTES];
     int code = EXIT_CODE_OK;
+    struct bar bar;
+    enum shoal_status status;
     (void)count;
-    if (read_value(path, &data, &len, &error) != SHOAL_OK)
+    bar_begin(&bar, app, key, "reading");
+    status = read_value(path, &bar, &data, &len, &error);
+    bar_end(&bar);
+    if (status != SHOAL_OK)
         return report_failure(app, &error, "cannot read %s", is_dash(path) ? "standard input" : path);
     if (app_open_kv(app, &error) != SHOAL_OK) {
         code = report_failure(app, &error, "cannot connect to %s", app_kv_peer(app));
     } else {
         struct shoal_call call = app_call(app);
-        if (shoal_kv_put(app->kv, key, data, len, &options, &call, &error) != SHOAL_OK)
+        bar_begin(&bar, app, key, "putting");
+        bar_watch(&bar, &call);
+        status = shoal_kv_put(app->kv, key, data, len, &options, &call, &error);
+        bar_end(&bar);
+        if (status != SHOAL_OK)
             code = report_failure(app, &error, "cannot put \"%s\" (%s)", key, units_format_size(len, size));
         else if (app->settings.is_json)
             json_print(
@@ -197,8 +269,10 @@ const struct command command_kv_put = {
     .name = "kv put",
     .arguments = "KEY FILE|-",
     .summary = "put a value into the KV store",
-    .text = "Puts the content of FILE, or of standard input, as the value of KEY. Keys are 1 to 1024 bytes. A key that "
-            "exists is not changed: exit code 4. When the command has ended well, every client finds the value.",
+    .text =
+        "Puts the content of FILE, or of standard input, as the value of KEY. Keys are 1 to 1024 bytes. A key that "
+        "exists is not changed: exit code 4. When the command has ended well, every client finds the value. Of a value "
+        "from 16 MiB on progress is shown: reading the file, then putting.",
     .options = put_options,
     .has_kv_options = true,
     .min_arguments = 2,
@@ -208,23 +282,28 @@ const struct command command_kv_put = {
 
 /* --- get --- */
 
-static enum shoal_status write_all(int fd, const char *data, uint64_t len, struct shoal_error *error)
+static enum shoal_status write_all(int fd, const char *data, uint64_t len, struct bar *bar, struct shoal_error *error)
 {
-    while (len) {
-        ssize_t count = write(fd, data, len < SSIZE_MAX ? (size_t)len : SSIZE_MAX);
+    for (uint64_t done = 0; done < len;) {
+        uint64_t left = len - done;
+        ssize_t count;
+        if (signals_received())
+            return error_set(error, SHOAL_CANCELED, 0, "interrupted");
+        count = write(fd, data + done, left < FILE_STEP_BYTES ? (size_t)left : FILE_STEP_BYTES);
         if (count < 0 && errno == EINTR)
             continue;
         if (count < 0)
             return error_set(error, errno == ENOSPC || errno == EDQUOT ? SHOAL_NO_SPACE : SHOAL_IO, errno, "%s",
                              strerror(errno));
-        data += count;
-        len -= (uint64_t)count;
+        done += (uint64_t)count;
+        bar_at(bar, done, len);
     }
     return SHOAL_OK;
 }
 
 /* A file gets its name when all of it is there. */
-static enum shoal_status write_file(const char *path, const char *data, uint64_t len, struct shoal_error *error)
+static enum shoal_status write_file(const char *path, const char *data, uint64_t len, struct bar *bar,
+                                    struct shoal_error *error)
 {
     char temporary[PATH_MAX];
     mode_t mask;
@@ -238,7 +317,7 @@ static enum shoal_status write_file(const char *path, const char *data, uint64_t
     mask = umask(0);
     umask(mask);
     fchmod(fd, 0666 & ~mask);
-    status = write_all(fd, data, len, error);
+    status = write_all(fd, data, len, bar, error);
     if (close(fd) != 0 && status == SHOAL_OK)
         status = error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
     if (status == SHOAL_OK && rename(temporary, path) != 0)
@@ -248,21 +327,22 @@ static enum shoal_status write_file(const char *path, const char *data, uint64_t
     return status;
 }
 
-static enum shoal_status write_value(const char *path, const char *data, uint64_t len, struct shoal_error *error)
+static enum shoal_status write_value(const char *path, const char *data, uint64_t len, struct bar *bar,
+                                     struct shoal_error *error)
 {
     struct stat info;
     enum shoal_status status;
     int fd;
     if (is_dash(path))
-        return write_all(STDOUT_FILENO, data, len, error);
+        return write_all(STDOUT_FILENO, data, len, bar, error);
     if (stat(path, &info) != 0 || S_ISREG(info.st_mode))
-        return write_file(path, data, len, error);
+        return write_file(path, data, len, bar, error);
     if (S_ISDIR(info.st_mode))
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "it is a directory");
     fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return error_set(error, SHOAL_IO, errno, "%s", strerror(errno));
-    status = write_all(fd, data, len, error);
+    status = write_all(fd, data, len, bar, error);
     close(fd);
     return status;
 }
@@ -275,6 +355,8 @@ static int run_get(struct app *app, int count, char **arguments)
     uint64_t len = 0;
     char size[UNITS_TEXT_BYTES];
     int code = EXIT_CODE_OK;
+    struct bar bar;
+    enum shoal_status status;
     (void)count;
     if (app->settings.is_json && is_dash(path)) {
         error_set(&error, SHOAL_INVALID_ARGUMENT, 0, "standard output is for the value or for JSON, not for both");
@@ -283,9 +365,16 @@ static int run_get(struct app *app, int count, char **arguments)
     if (app_open_kv(app, &error) != SHOAL_OK)
         return report_failure(app, &error, "cannot connect to %s", app_kv_peer(app));
     struct shoal_call call = app_call(app);
-    if (shoal_kv_get(app->kv, key, &call, &data, &len, &error) != SHOAL_OK)
+    bar_begin(&bar, app, key, "getting");
+    bar_watch(&bar, &call);
+    status = shoal_kv_get(app->kv, key, &call, &data, &len, &error);
+    bar_end(&bar);
+    if (status != SHOAL_OK)
         return report_failure(app, &error, "cannot get \"%s\"", key);
-    if (write_value(path, data, len, &error) != SHOAL_OK)
+    bar_begin(&bar, app, key, "writing");
+    status = write_value(path, data, len, &bar, &error);
+    bar_end(&bar);
+    if (status != SHOAL_OK)
         code = report_failure(app, &error, "cannot write %s", is_dash(path) ? "to standard output" : path);
     else if (app->settings.is_json)
         json_print(json_pack("{s:s, s:o, s:I, s:o}", "event", "result", "key", json_text(key), "bytes", (json_int_t)len,
@@ -302,7 +391,8 @@ const struct command command_kv_get = {
     .summary = "get a value from the KV store",
     .text =
         "Writes the value of KEY to FILE, or to standard output. FILE gets its name when all of the value is there; a "
-        "file of that name is replaced. A key that does not exist: exit code 3.",
+        "file of that name is replaced. A key that does not exist: exit code 3. Of a value from 16 MiB on progress is "
+        "shown: getting, then writing the file.",
     .has_kv_options = true,
     .min_arguments = 2,
     .max_arguments = 2,

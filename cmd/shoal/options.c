@@ -100,7 +100,7 @@ const struct option_spec options_kv[] = {
     PATH_OPTIONS("With --master. "),
     {OPTION_DURATION, 't', "timeout", "DURATION", "SHOAL_TIMEOUT", offsetof(struct settings, timeout_ms),
      .help = "How long the command may take, as 500ms, 30s, 5m, 1h; none: as long as it needs. Default: 10 s for each "
-             "request."},
+             "request; a large value over a slow network needs more."},
     OUTPUT_OPTIONS,
     {OPTION_END},
 };

@@ -22,6 +22,15 @@
  * which bounds the whole call) and a cancellation token; when it has returned, nothing reads or writes the caller's
  * memory any more. (One exception: memory of shoal_kv_alloc, when a mooncake_client does not answer some seconds after
  * the deadline and the call says TIMED_OUT or UNREACHABLE: that process still has it mapped.)
+ *
+ * Progress: a put, get or get_into of one value (a batch of one, too) calls the call's progress callback, if there is
+ * one, on the thread that made the call, about every interval while bytes move and once at the end, whatever the end
+ * is; never after it returned. total_bytes is the value's length (put: times replicas, in the end those that there
+ * are; get: 0 until it is known), done_bytes what has been moved; it does not go back if another owner is tried
+ * (unless another value was found there), and is total_bytes after success. A large value is then moved by requests of
+ * this side instead of the owner's: the owner lends its memory for as long as that takes. One that cannot (a put into
+ * a STORAGE tier) tells nothing before the end. The callback should be short and must not use the kv; it may trigger
+ * the token.
  */
 #ifndef SHOAL_KV_H
 #define SHOAL_KV_H

@@ -96,11 +96,34 @@ SHOAL_API void shoal_cancel_trigger(struct shoal_cancel *cancel);
 /* Drops the caller's reference. NULL is allowed. */
 SHOAL_API void shoal_cancel_destroy(struct shoal_cancel *cancel);
 
-/* How long a blocking call may take and who may end it. NULL means the defaults everywhere it is accepted. */
+/* How far a call is. What the bytes are is said where a call offers progress. */
+struct shoal_source_stats;
+struct shoal_progress {
+    uint64_t total_bytes;
+    uint64_t done_bytes; /* register: hashed; get_replica: verified; shoal/kv.h: moved */
+    uint64_t elapsed_ms;
+    uint32_t source_count;                    /* entries in sources */
+    const struct shoal_source_stats *sources; /* get_replica only; valid during the callback */
+    /* get_replica with reuse or previous only */
+    uint64_t reused_bytes;  /* of done_bytes: were there already */
+    uint64_t checked_bytes; /* compared so far with what was there; total_bytes when that is over */
+    uint32_t is_checking;   /* what is there is being compared; nothing is pulled yet */
+};
+
+/* Called from the thread that made the call, about every interval and once at the end; never after the call has
+ * returned. It should be short, may trigger the call's token, and must not use the object that is called. */
+typedef void (*shoal_progress_fn)(void *arg, const struct shoal_progress *progress);
+
+/* How long a blocking call may take, who may end it, and who is told how far it is. NULL means the defaults everywhere
+ * it is accepted. */
 struct shoal_call {
     size_t struct_size;          /* sizeof(struct shoal_call) */
     int64_t timeout_ms;          /* 0: the call's documented default; < 0: no deadline */
     struct shoal_cancel *cancel; /* borrowed until the call returns; NULL: cannot be canceled */
+    /* For calls that say so (shoal/kv.h: put, get and get_into of one value); others do not look at them. */
+    shoal_progress_fn progress; /* may be NULL */
+    void *progress_arg;
+    int64_t progress_interval_ms; /* 0: 200 */
 };
 
 /* Log levels, most severe first. */

@@ -83,21 +83,6 @@ struct shoal_source_stats {
     char transport[SHOAL_TRANSPORT_NAME_BYTES], left_transports[SHOAL_TRANSPORT_REASONS_BYTES];
 };
 
-struct shoal_progress {
-    uint64_t total_bytes;
-    uint64_t done_bytes; /* register: hashed; get_replica: verified */
-    uint64_t elapsed_ms;
-    uint32_t source_count;                    /* entries in sources */
-    const struct shoal_source_stats *sources; /* get_replica only; valid during the callback */
-    /* get_replica with reuse or previous only */
-    uint64_t reused_bytes;  /* of done_bytes: were there already */
-    uint64_t checked_bytes; /* compared so far with what was there; total_bytes when that is over */
-    uint32_t is_checking;   /* what is there is being compared; nothing is pulled yet */
-};
-
-/* Called from the thread that made the call, about every interval and once at the end. */
-typedef void (*shoal_progress_fn)(void *arg, const struct shoal_progress *progress);
-
 struct shoal_register_options {
     size_t struct_size;
     uint64_t max_shard_size;     /* bytes, >= 1; 0: 64 MiB */

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/call.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/mutex.h"
+
+#define FIRST_VERSION_BYTES offsetof(struct shoal_call, progress)
 
 struct shoal_cancel {
     struct mutex mutex;
@@ -127,7 +130,7 @@ enum shoal_status call_init(struct call *call_out, const struct shoal_call *call
     struct shoal_cancel *cancel = NULL;
 
     if (call) {
-        if (call->struct_size < sizeof *call)
+        if (call->struct_size < FIRST_VERSION_BYTES)
             return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "struct shoal_call: struct_size is %zu, want %zu",
                              call->struct_size, sizeof *call);
         if (call->timeout_ms)
@@ -136,6 +139,7 @@ enum shoal_status call_init(struct call *call_out, const struct shoal_call *call
     }
     call_out->deadline_ms = deadline_after_ms(timeout_ms);
     call_out->cancel = cancel;
+    call_out->progress = NULL;
     return SHOAL_OK;
 }
 

@@ -10,13 +10,16 @@
 
 #include "base/list.h"
 
+struct call_progress;
+
 struct call {
-    int64_t deadline_ms;         /* base/clock.h */
-    struct shoal_cancel *cancel; /* borrowed, may be NULL */
+    int64_t deadline_ms;            /* base/clock.h */
+    struct shoal_cancel *cancel;    /* borrowed, may be NULL */
+    struct call_progress *progress; /* borrowed; NULL: nobody is told. base/progress.h */
 };
 
 /* Validates call (NULL: defaults; a struct_size smaller than the first fields: INVALID_ARGUMENT). default_timeout_ms <
- * 0: none. */
+ * 0: none. Progress is not taken over: call_progress_init. */
 enum shoal_status call_init(struct call *call_out, const struct shoal_call *call, int64_t default_timeout_ms,
                             struct shoal_error *error);
 

@@ -169,6 +169,10 @@ static enum shoal_status set_begin(struct kv_set *set, struct shoal_kv *kv, stru
     if (status)
         return status;
     *set = (struct kv_set){.kv = kv, .items = items, .count = count, .call = call, .failed_index = count};
+    if (rule != DATA_NONE && count == 1)
+        status = call_progress_init(call, &set->progress, public_call, error);
+    if (status)
+        return status;
     mutex_init(&set->mutex, RANK_KV);
     for (size_t i = 0; i < count; i++) {
         struct shoal_error why;
@@ -210,6 +214,7 @@ static enum shoal_status set_finish(struct kv_set *set, struct shoal_error *erro
         error_copy(error, &set->failure);
     }
     mutex_release(&set->mutex);
+    call_progress_end(set->call, status == SHOAL_OK);
     return status;
 }
 
@@ -248,6 +253,8 @@ enum shoal_status shoal_kv_put_batch(struct shoal_kv *kv, struct shoal_kv_item *
         status = set_begin(&set, kv, items, count, DATA_GIVEN, public_call, &call, error);
     if (status)
         return status;
+    if (count == 1)
+        call_progress_set_total(&call, items->len_bytes * plan.replicas);
     kv->ops->put(&set, &plan);
     return set_finish(&set, error);
 }
@@ -263,6 +270,13 @@ enum shoal_status shoal_kv_put(struct shoal_kv *kv, const char *key, const void 
 
 /* --- get --- */
 
+/* Small values are there before anybody has asked how long they are. */
+static void tell_length(const struct kv_set *set)
+{
+    if (set->count == 1 && set->items->status == SHOAL_OK)
+        call_progress_set_total(set->call, set->items->len_bytes);
+}
+
 enum shoal_status shoal_kv_get_batch(struct shoal_kv *kv, struct shoal_kv_item *items, size_t count,
                                      const struct shoal_call *public_call, struct shoal_error *error)
 {
@@ -273,6 +287,7 @@ enum shoal_status shoal_kv_get_batch(struct shoal_kv *kv, struct shoal_kv_item *
     if (status)
         return status;
     kv->ops->get(&set, true);
+    tell_length(&set);
     return set_finish(&set, error);
 }
 
@@ -302,6 +317,7 @@ enum shoal_status shoal_kv_get_into_batch(struct shoal_kv *kv, struct shoal_kv_i
     if (status)
         return status;
     kv->ops->get(&set, false);
+    tell_length(&set);
     return set_finish(&set, error);
 }
 

@@ -10,7 +10,7 @@
 
 #define MISSES_MAX 8          /* an object between announcement and publication: 1 + 2 + .. + 64 ms are enough */
 #define LOOKUPS_MAX 2         /* with answers that name only owners that cannot be reached */
-#define COPY_BYTES (8u << 20) /* of a value that is read from a disk, between two looks at the deadline */
+#define COPY_BYTES (8u << 20) /* of an own value, between two looks at the deadline */
 #define TRIES_MAX (2 * ROUTE_REPLICAS_MAX)
 
 /* One item on its way. */
@@ -40,20 +40,23 @@ static enum shoal_status copy_out(struct tier_object *object, void *to, uint64_t
 {
     const void *data = tier_object_data(object);
 
-    if (data || !len_bytes) {
-        if (len_bytes)
-            memcpy(to, data, len_bytes);
+    if (data && len_bytes <= COPY_BYTES) {
+        memcpy(to, data, len_bytes);
         return SHOAL_OK;
     }
+    call_progress_set_total(call, len_bytes);
     for (uint64_t offset = 0; offset < len_bytes;) {
         size_t len = len_bytes - offset < COPY_BYTES ? (size_t)(len_bytes - offset) : COPY_BYTES;
         enum shoal_status status = call_check(call, error, "read of a local object");
 
-        if (!status)
+        if (!status && data)
+            memcpy((char *)to + offset, (const char *)data + offset, len);
+        else if (!status)
             status = tier_read(object, offset, (char *)to + offset, len, error);
         if (status)
             return status;
         offset += len;
+        call_progress_at(call, offset);
     }
     return SHOAL_OK;
 }

@@ -16,6 +16,7 @@
 #include "base/call.h"
 #include "base/mutex.h"
 #include "base/pool.h"
+#include "base/progress.h"
 #include "kv/data_manager.h"
 #include "kv/peer.h"
 #include "kv/route_cache.h"
@@ -40,6 +41,7 @@ struct kv_set {
     struct shoal_kv_item *items; /* the caller's; those with status KV_PENDING are to be done */
     size_t count;
     const struct call *call;
+    struct call_progress progress; /* of call, if somebody wants to know: of sets of one item */
     /* The failure with the lowest index; batches end their items on several threads. */
     struct mutex mutex;
     size_t failed_index; /* count: none */

@@ -54,6 +54,7 @@ static void note(struct placing *placing, const struct session_replica *target, 
     case SHOAL_OK:
         if (placing->owner_count < ROUTE_REPLICAS_MAX)
             placing->owners[placing->owner_count++] = *target;
+        call_progress_part(placing->call, placing->item->len_bytes);
         kv_count(target->instance == kv->instance ? &kv->counters.puts_local : &kv->counters.puts_remote);
         break;
     case SHOAL_NO_SPACE:
@@ -200,6 +201,7 @@ static void finish(struct kv_set *set, size_t index, struct placing *placing, un
     for (unsigned copies = 1; copies < replicas; copies++)
         if (place(placing, &ignored))
             break; /* there is what there is */
+    call_progress_set_total(set->call, placing->item->len_bytes * placing->owner_count);
     if (!kv->tiers || placing->owners[0].instance != kv->instance)
         route_cache_put(kv->routes, placing->item->key, placing->object_id, placing->item->len_bytes, placing->owners,
                         placing->owner_count, clock_now_ms());

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "kv/client_thin.h"
 
 #define DEFAULT_ARENA_BYTES (64ull << 20)
@@ -145,7 +146,7 @@ struct request {
     Shoal__Wire__LocalItemsRequest message;
     Shoal__Wire__LocalCaller caller;
     Shoal__Wire__LocalItem items[REQUEST_ITEMS_MAX], *pointers[REQUEST_ITEMS_MAX];
-    Shoal__Wire__LocalPlace wire_places[REQUEST_ITEMS_MAX];
+    Shoal__Wire__LocalPlace wire_places[REQUEST_ITEMS_MAX], progress_place;
     struct thin_place places[REQUEST_ITEMS_MAX];
     uint64_t rooms[REQUEST_ITEMS_MAX];
     size_t indexes[REQUEST_ITEMS_MAX]; /* of the set */
@@ -191,6 +192,93 @@ static void request_add(struct request *request, const struct parts *parts, size
     request->message.n_items = request->count;
 }
 
+/* A request that another thread makes, while the caller's looks how far it is. */
+struct watched {
+    struct request *request;
+    const struct parts *parts;
+    struct buf *body;
+    bool *is_quiet;
+    struct shoal_error *error;
+    struct mutex mutex; /* RANK_KV: guards what follows */
+    struct cond changed;
+    bool is_done;
+    enum shoal_status status;
+};
+
+static enum shoal_status ask(struct request *request, const struct parts *parts, struct buf *body, bool *is_quiet,
+                             struct shoal_error *error)
+{
+    return thin_call(parts->set->kv->thin, parts->method, &request->message.base, &request->caller, parts->set->call,
+                     body, is_quiet, error);
+}
+
+static void *ask_watched(void *arg)
+{
+    struct watched *watched = arg;
+    enum shoal_status status = ask(watched->request, watched->parts, watched->body, watched->is_quiet, watched->error);
+
+    mutex_lock(&watched->mutex);
+    watched->is_done = true;
+    watched->status = status;
+    cond_signal(&watched->changed);
+    mutex_unlock(&watched->mutex);
+    return NULL;
+}
+
+static void watch(struct watched *watched, const struct local_progress *shared)
+{
+    const struct call *call = watched->parts->set->call;
+    bool is_done = false;
+
+    while (!is_done) {
+        uint64_t total = atomic_load_explicit(&shared->total_bytes, memory_order_relaxed);
+        int64_t until_ms;
+
+        if (total)
+            call_progress_set_total(call, total);
+        call_progress_at(call, atomic_load_explicit(&shared->done_bytes, memory_order_relaxed));
+        until_ms = call_progress_next_ms(call);
+        mutex_lock(&watched->mutex);
+        while (!watched->is_done && cond_wait_until(&watched->changed, &watched->mutex, until_ms))
+            ;
+        is_done = watched->is_done;
+        mutex_unlock(&watched->mutex);
+    }
+}
+
+/* As ask, for one large value of a call with progress. Without room for the counters, or a thread, the caller hears
+ * nothing before the end. */
+static enum shoal_status ask_and_watch(struct request *request, const struct parts *parts, struct buf *body,
+                                       bool *is_quiet, struct shoal_error *error)
+{
+    struct thin *thin = parts->set->kv->thin;
+    struct watched watched = {.request = request, .parts = parts, .body = body, .is_quiet = is_quiet, .error = error};
+    struct thin_place place;
+    pthread_t thread;
+
+    if (thin_place_take(thin, sizeof(struct local_progress), &place, NULL))
+        return ask(request, parts, body, is_quiet, error);
+    memset(place.memory, 0, sizeof(struct local_progress));
+    shoal__wire__local_place__init(&request->progress_place);
+    request->progress_place.region = place.region;
+    request->progress_place.offset_bytes = place.offset_bytes;
+    request->progress_place.len_bytes = sizeof(struct local_progress);
+    request->message.progress = &request->progress_place;
+    request->message.progress_interval_ms = call_progress_interval_ms(parts->set->call);
+    mutex_init(&watched.mutex, RANK_KV);
+    cond_init(&watched.changed);
+    if (thread_start(&thread, "kv-watched", ask_watched, &watched) == 0) {
+        watch(&watched, place.memory);
+        pthread_join(thread, NULL);
+    } else {
+        ask_watched(&watched);
+    }
+    cond_release(&watched.changed);
+    mutex_release(&watched.mutex);
+    thin_place_give(thin, &place, *is_quiet);
+    return watched.status;
+}
+
 /* Sends it, ends its items but those whose value is longer than the room; returns the needed length of the last such
  * (0: none), which are marked in is_left. */
 static uint64_t request_run(struct request *request, const struct parts *parts)
@@ -204,8 +292,8 @@ static uint64_t request_run(struct request *request, const struct parts *parts)
     enum shoal_status status;
 
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
-    status = thin_call(set->kv->thin, parts->method, &request->message.base, &request->caller, set->call, &body,
-                       &is_quiet, &error);
+    status = (set->call->progress && request->places->memory ? ask_and_watch : ask)(request, parts, &body, &is_quiet,
+                                                                                    &error);
     if (!status && !(response = unpack_results(&body, request->count, &error)))
         status = SHOAL_PROTOCOL;
     for (size_t i = 0; i < request->count; i++) {

@@ -10,6 +10,7 @@
 #include "base/executor.h"
 #include "base/list.h"
 #include "base/mutex.h"
+#include "base/progress.h"
 
 #define LOG_MODULE "kv"
 #include "base/log.h"
@@ -396,6 +397,7 @@ static enum shoal_status write_all(struct tier_allocation *allocation, const voi
         if (status)
             return status;
         offset += step;
+        call_progress_at(call, offset);
     }
     return call_check(call, error, "put");
 }

@@ -200,12 +200,25 @@ static void run_get(struct local_operation *operation, const Shoal__Wire__LocalI
     free(inlined);
 }
 
+static void store_progress(void *arg, const struct shoal_progress *progress)
+{
+    struct local_progress *shared = arg;
+
+    atomic_store_explicit(&shared->total_bytes, progress->total_bytes, memory_order_relaxed);
+    atomic_store_explicit(&shared->done_bytes, progress->done_bytes, memory_order_relaxed);
+}
+
 static void run_items(struct local_operation *operation)
 {
     const Shoal__Wire__LocalItemsRequest *request =
         (const Shoal__Wire__LocalItemsRequest *)(const void *)operation->message;
     struct shoal_kv_item *items = calloc(request->n_items + 1, sizeof *items);
 
+    if (request->progress) {
+        operation->call.progress = store_progress;
+        operation->call.progress_arg = memory_at(operation, request->progress);
+        operation->call.progress_interval_ms = request->progress_interval_ms;
+    }
     if (!items)
         operation->status = error_no_memory(&operation->error);
     else if (operation->method == LOCAL_METHOD_PUT)
@@ -354,7 +367,9 @@ static bool has_all_places(struct local_operation *operation, const Shoal__Wire_
     for (size_t i = 0; i < request->n_items; i++)
         if (request->items[i]->place && !memory_at(operation, request->items[i]->place))
             return false;
-    return true;
+    return !request->progress || (request->progress->len_bytes == sizeof(struct local_progress) &&
+                                  request->progress->offset_bytes % _Alignof(struct local_progress) == 0 &&
+                                  memory_at(operation, request->progress));
 }
 
 static void begin(struct local_service *service, struct rpc_request *request, enum local_method method,

@@ -5,6 +5,7 @@
 #ifndef SHOAL_KV_LOCAL_SOCKET_H
 #define SHOAL_KV_LOCAL_SOCKET_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "kv/session.h"
@@ -45,6 +46,13 @@ struct local_answer {
     int32_t status;
     uint32_t region;
     uint64_t number;
+};
+
+/* In shared memory, at a multiple of 8 bytes: how far the daemon is with the one value of a request. It writes, the
+ * process looks. */
+struct local_progress {
+    _Atomic uint64_t total_bytes; /* 0: not known yet */
+    _Atomic uint64_t done_bytes;
 };
 
 #endif

@@ -98,6 +98,11 @@ enum shoal_status peer_status(int32_t value)
     return value > 0 || strcmp(shoal_status_name(status), "UNKNOWN") == 0 ? SHOAL_PROTOCOL : status;
 }
 
+bool peer_refuses_leases(enum shoal_status status)
+{
+    return status == SHOAL_NO_SPACE || status == SHOAL_LIMIT || status == SHOAL_BUSY || status == SHOAL_UNSUPPORTED;
+}
+
 bool peer_could_not_reach_us(enum shoal_status status, bool is_answer, const struct call *call)
 {
     return is_answer && (status == SHOAL_UNREACHABLE || status == SHOAL_TIMED_OUT) &&

@@ -21,10 +21,12 @@ struct shared {
     struct shoal_error error; /* meaningful with a status that is not OK */
 };
 
-/* Who waits for others' requests must not be cancelable in between: its data would still be on the way. */
+/* Who waits for others' requests must not be cancelable in between: its data would still be on the way. And who is
+ * told of its progress is told by its own thread. */
 static bool may_share(const struct call *call, uint64_t len_bytes)
 {
-    return !call->cancel && len_bytes <= SMALL_MAX_BYTES && deadline_left_ms(call->deadline_ms) >= PATIENCE_MIN_MS;
+    return !call->cancel && !call->progress && len_bytes <= SMALL_MAX_BYTES &&
+           deadline_left_ms(call->deadline_ms) >= PATIENCE_MIN_MS;
 }
 
 static struct shared *shared_of(struct combiner_item *item)

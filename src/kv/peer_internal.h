@@ -102,8 +102,12 @@ void peer_links_release(struct peers *peers);
 /* Fills memory with the whole object, by READs under pins. NOT_FOUND: it is gone. */
 enum shoal_status peer_pull(struct peers *peers, const struct peer_address *owner, const char *key, uint64_t object_id,
                             void *memory, uint64_t len_bytes, const struct call *call, struct shoal_error *error);
-/* WRITEs a new object into space at the owner and commits it. */
+/* WRITEs a new object into space at the owner and commits it. has_space_out (may be NULL) is set in every case; false:
+ * the owner gave no space, and nothing has been written. */
 enum shoal_status peer_push(struct peers *peers, const struct peer_address *owner, const struct peer_write *write,
-                            const struct call *call, uint64_t *object_id_out, struct shoal_error *error);
+                            const struct call *call, uint64_t *object_id_out, bool *has_space_out,
+                            struct shoal_error *error);
+/* Might the owner do by itself what it does not let us do? Then that is tried: the callers' progress is a wish. */
+bool peer_refuses_leases(enum shoal_status status);
 
 #endif

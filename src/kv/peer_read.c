@@ -219,6 +219,12 @@ static enum shoal_status read_told(struct peers *peers, const struct peer_addres
         status = slot_allocate(owner, slot, error);
     if (status || !slot->read->len_bytes)
         return status;
+    if (call->progress) { /* the owner would not say how far it is */
+        status =
+            peer_pull(peers, owner, slot->read->key, slot->object_id, slot->memory, slot->read->len_bytes, call, error);
+        if (!peer_refuses_leases(status))
+            return status;
+    }
     if (!peer_is_one_way(peers, owner)) {
         status = expose(peers, slot, error);
         if (status)
@@ -249,7 +255,7 @@ static enum shoal_status read_slot(struct peers *peers, const struct peer_addres
                                    const struct call *call, struct shoal_error *error)
 {
     bool is_told, is_answer,
-        is_exposed = is_large(slot, peers->read_inline_max_bytes) && !peer_is_one_way(peers, owner);
+        is_exposed = is_large(slot, peers->read_inline_max_bytes) && !call->progress && !peer_is_one_way(peers, owner);
     enum shoal_status status = SHOAL_OK;
 
     if (is_exposed)

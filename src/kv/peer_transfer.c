@@ -1,18 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transfers that this side drives, for owners that cannot reach us (behind a translated or filtered address): READs
- * under pins, WRITEs into space that is committed afterwards. A lease is renewed while its transfer lives, and what was
- * read counts only if it lived until the end. */
+/* Transfers that this side drives, for owners that cannot reach us (behind a translated or filtered address) and for
+ * callers that want to know how far a transfer is: READs under pins, WRITEs into space that is committed afterwards. A
+ * lease is renewed while its transfer lives, and what was read counts only if it lived until the end. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hostport.h"
+#include "base/progress.h"
 #include "kv/peer_internal.h"
 
 #define LINKS_MAX 64
 #define ONE_WAY_MS 60000 /* then the owner may try again */
 #define LEASE_ATTEMPTS 3
+
+#define SLICES_MAX 4 /* at a time */
+#define SLICE_SMALL_BYTES (UINT64_C(1) << 20)
+#define SLICE_LARGE_BYTES (UINT64_C(32) << 20)
+#define SLICE_SHORT_MS 50
+#define SLICE_LONG_MS 400
 
 /* --- owners that cannot reach us --- */
 
@@ -132,84 +139,172 @@ void peer_links_release(struct peers *peers)
     map_release(&peers->links);
 }
 
-/* --- one READ or WRITE under a lease --- */
+/* --- READs or WRITEs under a lease --- */
 
-struct leased_op {
-    struct engine_op op;
+/* One operation for all bytes; or, for who wants to know how far it is, several one after the other, some of them at a
+ * time. */
+struct slice {
+    struct engine_op op; /* arg: the transfer */
+    bool is_running;     /* under the transfer's mutex; set by who submits */
+    int64_t started_ms;
+};
+
+struct transfer {
+    struct peers *peers;
+    enum shoal_op op;
+    struct shoal_segment *segment; /* borrowed */
+    uint8_t *local;
+    uint64_t remote_addr, remote_key, len_bytes;
+    uint64_t at_bytes;    /* where the transfer begins in the value */
+    uint64_t begun_bytes; /* those of slices that were submitted */
+    uint64_t slice_bytes; /* of the next slice */
+    size_t slice_count;
+    struct slice slices[SLICES_MAX];
+
     struct mutex mutex; /* RANK_KV: guards what follows */
     struct cond changed;
-    bool is_done, is_canceled;
-    enum shoal_status status;
+    size_t running;
+    uint64_t moved_bytes;
+    bool is_canceled;
+    enum shoal_status status; /* of the first slice that failed */
     struct shoal_error error;
 };
 
-static void op_done(struct engine_op *engine_op, enum shoal_status status, const struct shoal_error *error)
+static void slice_done(struct engine_op *op, enum shoal_status status, const struct shoal_error *error)
 {
-    struct leased_op *op = engine_op->arg;
+    struct transfer *transfer = op->arg;
 
-    mutex_lock(&op->mutex);
-    op->is_done = true;
-    op->status = status;
-    if (status && error)
-        op->error = *error;
-    else if (status)
-        error_set(&op->error, status, 0, "transfer: %s", shoal_status_text(status));
-    cond_signal(&op->changed);
-    mutex_unlock(&op->mutex);
+    mutex_lock(&transfer->mutex);
+    container_of(op, struct slice, op)->is_running = false;
+    transfer->running--;
+    if (status == SHOAL_OK) {
+        transfer->moved_bytes += op->len_bytes;
+    } else if (transfer->status == SHOAL_OK) {
+        transfer->status = status;
+        if (error)
+            transfer->error = *error;
+        else
+            error_set(&transfer->error, status, 0, "transfer: %s", shoal_status_text(status));
+    }
+    cond_signal(&transfer->changed);
+    mutex_unlock(&transfer->mutex);
 }
 
-static void op_canceled(void *arg)
+static void transfer_canceled(void *arg)
 {
-    struct leased_op *op = arg;
+    struct transfer *transfer = arg;
 
-    mutex_lock(&op->mutex);
-    op->is_canceled = true;
-    cond_signal(&op->changed);
-    mutex_unlock(&op->mutex);
+    mutex_lock(&transfer->mutex);
+    transfer->is_canceled = true;
+    cond_signal(&transfer->changed);
+    mutex_unlock(&transfer->mutex);
 }
-
-struct op_end {
-    struct shoal_engine *engine;
-    struct leased_op *op;
-};
 
 static void end_on_loop(void *arg)
 {
-    struct op_end *end = arg;
+    struct transfer *transfer = arg;
 
-    /* Operations end on this loop only, so it cannot end between the two. */
-    mutex_lock(&end->op->mutex);
-    if (end->op->is_done) {
-        mutex_unlock(&end->op->mutex);
-        return;
+    for (size_t i = 0; i < transfer->slice_count; i++) {
+        bool is_running;
+
+        /* Operations end on this loop only, so it cannot end between the two. */
+        mutex_lock(&transfer->mutex);
+        is_running = transfer->slices[i].is_running;
+        mutex_unlock(&transfer->mutex);
+        if (is_running)
+            engine_op_cancel(transfer->peers->engine, &transfer->slices[i].op);
     }
-    mutex_unlock(&end->op->mutex);
-    engine_op_cancel(end->engine, &end->op->op);
-}
-
-/* Sleeps until the operation has ended (true) or something is to be done: the lease, the deadline, the caller. */
-static bool op_wait(struct leased_op *op, int64_t until_ms)
-{
-    bool is_done;
-
-    mutex_lock(&op->mutex);
-    while (!op->is_done && !op->is_canceled && cond_wait_until(&op->changed, &op->mutex, until_ms))
-        ;
-    is_done = op->is_done;
-    mutex_unlock(&op->mutex);
-    return is_done;
 }
 
 /* When it returns nothing touches the memory any more. */
-static void op_end(struct shoal_engine *engine, struct leased_op *op)
+static void transfer_end(struct transfer *transfer)
 {
-    struct op_end end = {engine, op};
+    bool is_running;
 
-    loop_call(engine_loop(engine), end_on_loop, &end);
-    mutex_lock(&op->mutex);
-    while (!op->is_done)
-        cond_wait(&op->changed, &op->mutex);
-    mutex_unlock(&op->mutex);
+    mutex_lock(&transfer->mutex);
+    is_running = transfer->running > 0;
+    mutex_unlock(&transfer->mutex);
+    if (is_running)
+        loop_call(engine_loop(transfer->peers->engine), end_on_loop, transfer);
+    mutex_lock(&transfer->mutex);
+    while (transfer->running)
+        cond_wait(&transfer->changed, &transfer->mutex);
+    mutex_unlock(&transfer->mutex);
+}
+
+static void slice_start(struct transfer *transfer, struct slice *slice)
+{
+    uint64_t left = transfer->len_bytes - transfer->begun_bytes;
+
+    slice->op = (struct engine_op){.op = transfer->op,
+                                   .segment = transfer->segment,
+                                   .local = transfer->local + transfer->begun_bytes,
+                                   .remote_addr = transfer->remote_addr + transfer->begun_bytes,
+                                   .remote_key = transfer->remote_key,
+                                   .len_bytes = left < transfer->slice_bytes ? left : transfer->slice_bytes,
+                                   .done = slice_done,
+                                   .arg = transfer};
+    slice->started_ms = clock_now_ms();
+    transfer->begun_bytes += slice->op.len_bytes;
+    mutex_lock(&transfer->mutex);
+    slice->is_running = true;
+    transfer->running++;
+    mutex_unlock(&transfer->mutex);
+    engine_submit(transfer->peers->engine, &slice->op);
+}
+
+/* Slices are as long as may be if they still end several times within a second. */
+static void adapt(struct transfer *transfer, const struct slice *slice)
+{
+    int64_t took_ms = clock_now_ms() - slice->started_ms;
+
+    if (took_ms < SLICE_SHORT_MS && transfer->slice_bytes < SLICE_LARGE_BYTES)
+        transfer->slice_bytes *= 2;
+    else if (took_ms > SLICE_LONG_MS && transfer->slice_bytes > SLICE_SMALL_BYTES)
+        transfer->slice_bytes /= 2;
+}
+
+/* Submits what may be submitted now. */
+static void feed(struct transfer *transfer)
+{
+    for (size_t i = 0; i < transfer->slice_count && transfer->begun_bytes < transfer->len_bytes; i++) {
+        struct slice *slice = &transfer->slices[i];
+        bool is_running;
+
+        mutex_lock(&transfer->mutex);
+        is_running = slice->is_running;
+        mutex_unlock(&transfer->mutex);
+        if (is_running)
+            continue;
+        if (slice->started_ms)
+            adapt(transfer, slice);
+        slice_start(transfer, slice);
+    }
+}
+
+/* Sleeps until a slice has ended or something is to be done: the lease, the deadline, the caller. */
+static void transfer_wait(struct transfer *transfer, int64_t until_ms)
+{
+    size_t before;
+
+    mutex_lock(&transfer->mutex);
+    before = transfer->running;
+    while (before && transfer->running == before && !transfer->is_canceled &&
+           cond_wait_until(&transfer->changed, &transfer->mutex, until_ms))
+        ;
+    mutex_unlock(&transfer->mutex);
+}
+
+/* is_over_out: all bytes have been moved, or a slice has failed. */
+static uint64_t transfer_moved(struct transfer *transfer, bool *is_over_out)
+{
+    uint64_t moved;
+
+    mutex_lock(&transfer->mutex);
+    moved = transfer->moved_bytes;
+    *is_over_out = moved == transfer->len_bytes || transfer->status;
+    mutex_unlock(&transfer->mutex);
+    return moved;
 }
 
 /* The owner's clock began later than leased_since_ms, so what is good by ours is good by its. */
@@ -232,57 +327,63 @@ static enum shoal_status renew(struct peers *peers, struct held_lease *held, con
 }
 
 /* NOT_FOUND: the lease has ended, and with it whatever the bytes were worth. */
-static enum shoal_status run_leased(struct peers *peers, struct held_lease *held, struct leased_op *op,
-                                    const struct call *call, struct shoal_error *error)
+static enum shoal_status run_leased(struct transfer *transfer, struct held_lease *held, const struct call *call,
+                                    struct shoal_error *error)
 {
     enum shoal_status status = SHOAL_OK;
+    bool is_over = false;
 
-    engine_submit(peers->engine, &op->op);
-    for (;;) {
+    do {
         int64_t renew_at_ms = held->leased_since_ms + held->lease->lease_ms / 3;
+        int64_t wake_ms = deadline_min(renew_at_ms, call->deadline_ms);
 
-        if (op_wait(op, deadline_min(renew_at_ms, call->deadline_ms)))
+        feed(transfer);
+        transfer_wait(transfer, deadline_min(wake_ms, call_progress_next_ms(call)));
+        call_progress_at(call, transfer->at_bytes + transfer_moved(transfer, &is_over));
+        if (is_over)
             break;
         status = call_check(call, error, held->owner->address);
         if (status == SHOAL_OK && clock_now_ms() >= renew_at_ms)
-            status = renew(peers, held, call, error);
-        if (status) {
-            op_end(peers->engine, op);
-            break;
-        }
-    }
-    if (status == SHOAL_OK && op->status) {
+            status = renew(transfer->peers, held, call, error);
+    } while (status == SHOAL_OK);
+    transfer_end(transfer);
+    if (status == SHOAL_OK && transfer->status) {
         /* Refused: the key is worth nothing any more. */
-        status = op->status == SHOAL_INVALID_ARGUMENT ? SHOAL_NOT_FOUND : op->status;
-        error_set(error, status, op->error.sys_errno, "%s: %s", held->owner->address, op->error.message);
+        status = transfer->status == SHOAL_INVALID_ARGUMENT ? SHOAL_NOT_FOUND : transfer->status;
+        error_set(error, status, transfer->error.sys_errno, "%s: %s", held->owner->address, transfer->error.message);
     }
     if (status == SHOAL_OK && clock_now_ms() - held->leased_since_ms >= held->lease->lease_ms)
-        status = renew(peers, held, call, error);
+        status = renew(transfer->peers, held, call, error);
     return status;
 }
 
+/* at_bytes: of the value, where the lease's memory from skip_bytes on belongs. */
 static enum shoal_status move_leased(struct peers *peers, struct held_lease *held, enum shoal_op what,
-                                     struct shoal_segment *segment, void *local, uint64_t skip_bytes,
-                                     uint64_t len_bytes, const struct call *call, struct shoal_error *error)
+                                     struct shoal_segment *segment, uint8_t *local, uint64_t at_bytes,
+                                     uint64_t skip_bytes, uint64_t len_bytes, const struct call *call,
+                                     struct shoal_error *error)
 {
-    struct leased_op op = {.op = {.op = what,
-                                  .segment = segment,
-                                  .local = local,
-                                  .remote_addr = held->lease->remote_addr + skip_bytes,
-                                  .remote_key = held->lease->remote_key,
-                                  .len_bytes = len_bytes,
-                                  .done = op_done}};
+    bool is_sliced = call->progress && len_bytes > SLICE_SMALL_BYTES;
+    struct transfer transfer = {.peers = peers,
+                                .op = what,
+                                .segment = segment,
+                                .local = local,
+                                .remote_addr = held->lease->remote_addr + skip_bytes,
+                                .remote_key = held->lease->remote_key,
+                                .len_bytes = len_bytes,
+                                .at_bytes = at_bytes,
+                                .slice_bytes = is_sliced ? SLICE_SMALL_BYTES : len_bytes,
+                                .slice_count = is_sliced ? SLICES_MAX : 1};
     struct cancel_hook hook;
     enum shoal_status status;
 
-    op.op.arg = &op;
-    mutex_init(&op.mutex, RANK_KV);
-    cond_init(&op.changed);
-    cancel_hook_add(call->cancel, &hook, op_canceled, &op);
-    status = run_leased(peers, held, &op, call, error);
+    mutex_init(&transfer.mutex, RANK_KV);
+    cond_init(&transfer.changed);
+    cancel_hook_add(call->cancel, &hook, transfer_canceled, &transfer);
+    status = run_leased(&transfer, held, call, error);
     cancel_hook_remove(call->cancel, &hook);
-    cond_release(&op.changed);
-    mutex_release(&op.mutex);
+    cond_release(&transfer.changed);
+    mutex_release(&transfer.mutex);
     return status;
 }
 
@@ -323,7 +424,7 @@ static enum shoal_status pull_part(struct pull *pull, uint64_t at, uint64_t *mov
     len = lease.len_bytes - skip;
     if (lease.value_len_bytes != pull->len_bytes || lease.object_id != pull->object_id || len > pull->len_bytes - at)
         return peer_nonsense(pull->owner, "a pin of another object", error);
-    status = move_leased(pull->peers, &held, SHOAL_OP_READ, pull->link->segment, pull->memory + at, skip, len,
+    status = move_leased(pull->peers, &held, SHOAL_OP_READ, pull->link->segment, pull->memory + at, at, skip, len,
                          pull->call, error);
     *is_expired_out = status == SHOAL_NOT_FOUND;
     if (is_worth_giving_back(status))
@@ -366,8 +467,9 @@ enum shoal_status peer_pull(struct peers *peers, const struct peer_address *owne
     status = link_get(peers, owner, &pull.link, error);
     if (status == SHOAL_OK) {
         pull.memory = local.memory;
+        call_progress_set_total(call, len_bytes);
         status = pull_all(&pull, error);
-        link_put(peers, pull.link, status == SHOAL_OK);
+        link_put(peers, pull.link, status == SHOAL_OK && !call->progress);
     }
     exposure_close(peers, &local, status ? 0 : len_bytes);
     return status;
@@ -377,7 +479,8 @@ enum shoal_status peer_pull(struct peers *peers, const struct peer_address *owne
 
 static enum shoal_status push_once(struct peers *peers, const struct peer_address *owner,
                                    const struct peer_write *write, struct peer_link *link, void *memory,
-                                   const struct call *call, uint64_t *object_id_out, struct shoal_error *error)
+                                   const struct call *call, uint64_t *object_id_out, bool *has_space_out,
+                                   struct shoal_error *error)
 {
     struct peer_lease lease;
     struct held_lease held = {.owner = owner, .lease = &lease, .leased_since_ms = clock_now_ms()};
@@ -386,7 +489,9 @@ static enum shoal_status push_once(struct peers *peers, const struct peer_addres
 
     if (status)
         return status;
-    status = move_leased(peers, &held, SHOAL_OP_WRITE, link->segment, memory, 0, write->len_bytes, call, error);
+    if (has_space_out)
+        *has_space_out = true;
+    status = move_leased(peers, &held, SHOAL_OP_WRITE, link->segment, memory, 0, 0, write->len_bytes, call, error);
     if (status == SHOAL_OK)
         status = peer_write_commit(peers, owner, lease.lease_id, call, object_id_out, error);
     else if (is_worth_giving_back(status))
@@ -398,19 +503,22 @@ static enum shoal_status push_once(struct peers *peers, const struct peer_addres
 }
 
 enum shoal_status peer_push(struct peers *peers, const struct peer_address *owner, const struct peer_write *write,
-                            const struct call *call, uint64_t *object_id_out, struct shoal_error *error)
+                            const struct call *call, uint64_t *object_id_out, bool *has_space_out,
+                            struct shoal_error *error)
 {
     void *data = (void *)(uintptr_t)write->data;
     struct peer_link *link;
     struct exposure local;
     enum shoal_status status = exposure_open(peers, data, write->len_bytes, SHOAL_ACCESS_LOCAL, &local, error);
 
+    if (has_space_out)
+        *has_space_out = false;
     if (status)
         return status;
     status = link_get(peers, owner, &link, error);
     if (status == SHOAL_OK) {
-        status = push_once(peers, owner, write, link, local.memory, call, object_id_out, error);
-        link_put(peers, link, status == SHOAL_OK);
+        status = push_once(peers, owner, write, link, local.memory, call, object_id_out, has_space_out, error);
+        link_put(peers, link, status == SHOAL_OK && !call->progress);
     }
     exposure_close(peers, &local, 0);
     return status;

@@ -118,11 +118,16 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
 static enum shoal_status write_slot(struct peers *peers, const struct peer_address *owner, struct write_slot *slot,
                                     const struct call *call, struct shoal_error *error)
 {
-    bool is_answer;
+    bool is_answer, has_space;
     enum shoal_status status;
 
     if (!is_large(peers, slot->write))
         return ask_once(peers, owner, slot, call, &is_answer, error);
+    if (call->progress) { /* the owner would not say how far it is */
+        status = peer_push(peers, owner, slot->write, call, &slot->write->object_id_out, &has_space, error);
+        if (has_space || !peer_refuses_leases(status))
+            return status;
+    }
     if (!peer_is_one_way(peers, owner)) {
         status = expose(peers, slot, error);
         if (status)
@@ -132,7 +137,7 @@ static enum shoal_status write_slot(struct peers *peers, const struct peer_addre
         if (!peer_could_not_reach_us(status, is_answer, call))
             return status;
     }
-    return peer_push(peers, owner, slot->write, call, &slot->write->object_id_out, error);
+    return peer_push(peers, owner, slot->write, call, &slot->write->object_id_out, NULL, error);
 }
 
 enum shoal_status peer_write(struct peers *peers, const struct peer_address *owner, struct peer_write *write,
@@ -207,7 +212,7 @@ static size_t collect(struct write_batch *batch, struct peer_write *writes, size
                              (transfer && transfer > BATCH_TRANSFER_BYTES - transfer_bytes)))
             break;
         if (transfer && is_one_way) {
-            status = peer_push(peers, batch->owner, write, batch->call, &write->object_id_out, &error);
+            status = peer_push(peers, batch->owner, write, batch->call, &write->object_id_out, NULL, &error);
             write_done(batch, write, status, &error);
             continue;
         }
@@ -246,7 +251,8 @@ static void take_item(struct write_batch *batch, struct write_slot *slot,
     else
         status = take_answer(batch->owner, slot->write, item->answer, &error);
     if (was_exposed && peer_could_not_reach_us(status, true, batch->call))
-        status = peer_push(batch->peers, batch->owner, slot->write, batch->call, &slot->write->object_id_out, &error);
+        status =
+            peer_push(batch->peers, batch->owner, slot->write, batch->call, &slot->write->object_id_out, NULL, &error);
     write_done(batch, slot->write, status, &error);
 }
 

@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import cli
 import kv
+import terminal_test
 from cli import wait_for
 from kv import KvTest, dram, storage
 
@@ -145,6 +147,78 @@ class Values(KvTest):
         self.fails(2, "directory", "kv", "put", "--client", client.local, "k", self.dir)
         self.fails(1, "No such file", "kv", "get", "--client", client.local, "piped", self.dir / "no/such/file")
         self.assertEqual([p for p in self.dir.rglob("*.shoal-*")], [])
+
+    def progress_of(self, out, total):
+        """{step: its lines}, of lines of JSON that end with a result."""
+        lines = self.json_lines(out)
+        self.assertEqual(lines.pop()["event"], "result")
+        steps = {}
+        for line in lines:
+            self.assertEqual((line["event"], line["name"], line["total_bytes"], line["sources"]),
+                             ("progress", "large", total, []))
+            steps.setdefault(line["step"], []).append(line)
+        for reports in steps.values():
+            done = [report["done_bytes"] for report in reports]
+            self.assertEqual(done, sorted(done))
+            self.assertEqual(done[-1], total)
+        return steps
+
+    def test_progress_of_large_values(self):
+        client, other = self.start_client(), self.start_client()
+        value = random.Random(6).randbytes(24 * MIB)
+        path = self.make("value", value)
+        for way, name in ((["--client", client.local], "got-1"), (["--master", self.master], "got-2")):
+            out, _ = self.run_shoal("kv", "put", "--json", *way, "--prefer", other.address, "large", path)
+            self.assertEqual(list(self.progress_of(out, len(value))), ["reading", "putting"])
+            out, _ = self.run_shoal("kv", "get", "--json", *way, "large", self.dir / name)
+            self.assertEqual(list(self.progress_of(out, len(value))), ["getting", "writing"])
+            self.assertEqual((self.dir / name).read_bytes(), value)
+            out, err = self.run_shoal("kv", "get", *way, "large", "/dev/null")
+            self.assertEqual((out, len(err.splitlines())), ("", 1), err)
+            out, err = self.run_shoal("kv", "get", "--quiet", *way, "large", "/dev/null")
+            self.assertEqual((out, err), ("", ""))
+            self.kv(client, "rm", "large")
+        self.put(client, "small", b"x" * MIB)
+        out, _ = self.kv(client, "get", "--json", "small", self.dir / "small")
+        self.assertEqual([line["event"] for line in self.json_lines(out)], ["result"])
+
+    def test_progress_while_a_file_is_written(self):
+        """Into a pipe that is emptied only as long as nothing was told."""
+        client = self.start_client()
+        value = random.Random(7).randbytes(24 * MIB)
+        self.put(client, "large", value)
+        os.mkfifo(self.dir / "pipe")
+        command = self.start("kv", "get", "--json", "--client", client.local, "large", self.dir / "pipe")
+
+        def has_told():
+            return any(line.get("step") == "writing" and line["done_bytes"] < len(value)
+                       for line in self.json_lines(command.out[:command.out.rfind("\n") + 1]))
+
+        with open(self.dir / "pipe", "rb") as pipe:
+            got = b""
+            while len(got) < len(value) and not has_told():
+                got += pipe.read(MIB)
+                time.sleep(0.05)
+            self.assertTrue(has_told(), command.out)
+            got += pipe.read()
+        self.assertEqual(command.wait(), 0)
+        self.assertEqual(got, value)
+        self.assertEqual(set(self.progress_of(command.out, len(value))), {"getting", "writing"})
+
+    def test_progress_on_a_terminal(self):
+        client = self.start_client()
+        path = self.make("value", bytes(24 * MIB))
+        on_terminal = terminal_test.Terminal.on_terminal
+        code, out, screen = on_terminal(self, "kv", "put", "--client", client.local, "large", path)
+        self.assertEqual((code, out), (0, ""), screen)
+        for step in ("reading", "putting"):
+            self.assertRegex(screen, step + r" large +100% \[=*>? *\] 24\.0 MiB of 24\.0 MiB ")
+        code, _, screen = on_terminal(self, "kv", "get", "--client", client.local, "large", self.dir / "got")
+        self.assertEqual(code, 0, screen)
+        for step in ("getting", "writing"):
+            self.assertRegex(screen, step + r" large +100% \[=*>? *\] 24\.0 MiB of 24\.0 MiB ")
+        code, _, screen = on_terminal(self, "kv", "get", "-q", "--client", client.local, "large", "/dev/null")
+        self.assertEqual((code, screen), (0, ""))
 
     def test_rm_forms(self):
         client = self.start_client()

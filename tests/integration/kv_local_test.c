@@ -308,6 +308,39 @@ static void test_places_outside_the_shared_memory(void **state)
     check_absent(fixture->third, "k");
 }
 
+static void test_counters_outside_the_shared_memory(void **state)
+{
+    struct fixture *fixture = *state;
+    static const struct {
+        uint32_t region;
+        uint64_t offset, len;
+    } wrong[] = {{0, 8 * MIB - 8, 16}, {0, UINT64_MAX - 7, 16}, {0, 4, 16}, {0, 8, 8}, {0, 8, 24}, {1, 0, 16}};
+
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        Shoal__Wire__LocalItemsRequest request = SHOAL__WIRE__LOCAL_ITEMS_REQUEST__INIT;
+        Shoal__Wire__LocalCaller caller = SHOAL__WIRE__LOCAL_CALLER__INIT;
+        Shoal__Wire__LocalItem item = SHOAL__WIRE__LOCAL_ITEM__INIT, *items = &item;
+        Shoal__Wire__LocalPlace progress = SHOAL__WIRE__LOCAL_PLACE__INIT;
+        struct call call = {.deadline_ms = deadline_after_ms(PATIENCE_MS)};
+        struct buf body;
+
+        buf_init(&body, MIB);
+        progress.region = wrong[i].region;
+        progress.offset_bytes = wrong[i].offset;
+        progress.len_bytes = wrong[i].len;
+        item.key = "k";
+        request.caller = &caller;
+        request.items = &items;
+        request.n_items = 1;
+        request.progress = &progress;
+        EXPECT_SAYING(
+            INVALID_ARGUMENT, "outside",
+            thin_call(fixture->third->thin, LOCAL_METHOD_PUT, &request.base, &caller, &call, &body, NULL, &error));
+        buf_release(&body);
+    }
+    check_absent(fixture->third, "k");
+}
+
 /* --- cancellation --- */
 
 struct waiting_get {
@@ -367,8 +400,8 @@ int main(int argc, char **argv)
         TEST(test_the_service_is_restarted),         TEST(test_values_when_the_arena_is_full_or_too_small),
         TEST(test_no_more_processes_than_allowed),   TEST(test_more_memory_than_allowed),
         TEST(test_a_process_that_is_killed),         TEST(test_processes_that_lie),
-        TEST(test_places_outside_the_shared_memory), TEST(test_a_running_call_is_canceled),
-        TEST(test_the_service_ends_while_calls_run),
+        TEST(test_places_outside_the_shared_memory), TEST(test_counters_outside_the_shared_memory),
+        TEST(test_a_running_call_is_canceled),       TEST(test_the_service_ends_while_calls_run),
     };
 
     if (argc > 2 && strcmp(argv[1], "child") == 0)

@@ -129,10 +129,12 @@ static void transfers_under_leases(void **state)
             assert_true(owner_metric(&world.owner, "shoal_kv_service_requests_total{method=\"renew\"}") > 0);
             content_fill(world.memory, write.len_bytes, 8, 0);
             write.data = world.memory;
-            assert_ok(peer_push(world.peers, &world.address, &write, &call, &object_id, &world.error), &world.error);
+            assert_ok(peer_push(world.peers, &world.address, &write, &call, &object_id, NULL, &world.error),
+                      &world.error);
             assert_int_not_equal(object_id, 0);
             get(&world, "pushed", write.len_bytes, 8, NULL, 0);
-            assert_status(SHOAL_EXISTS, peer_push(world.peers, &world.address, &write, &call, &object_id, &world.error),
+            assert_status(SHOAL_EXISTS,
+                          peer_push(world.peers, &world.address, &write, &call, &object_id, NULL, &world.error),
                           &world.error);
         }
         get(&world, "pulled", 6 * MIB, 3, world.memory + 9, 7 * MIB);
