@@ -17,7 +17,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHOAL = os.environ.get("SHOAL_EXE", str(ROOT / "build/cmd/shoal/shoal"))
 HELPER = os.environ.get("SHOAL_HELPER", str(ROOT / "build/tests/cli/cli_node"))
-DEADLINE_S = float(os.environ.get("SHOAL_TEST_DEADLINE", "60"))
+DEADLINE_S = float(os.environ.get("SHOAL_TEST_DEADLINE", "120"))
 
 
 def wait_for(condition, what):

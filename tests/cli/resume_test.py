@@ -101,7 +101,7 @@ class Resume(CliTest):
 
     def test_deadline(self):
         node = self.node("n", "--pace", RATE // 20, *self.arguments)
-        err = self.fails(6, "partial files are kept", "get", "--timeout", "6s", "n", self.dst)
+        err = self.fails(6, "partial files are kept", "get", "--timeout", "15s", "n", self.dst)
         self.assertIn("--timeout", err)
         node.process.send_signal(signal.SIGUSR1)
         self.assertGreater(self.get()["reused_bytes"], 0)

@@ -272,7 +272,7 @@ static int listen_at(const char *host, char name_out[HOSTPORT_TEXT_BYTES])
 {
     struct sockaddr_storage addr;
     socklen_t len;
-    const struct timeval patience = {.tv_sec = 30}; /* for accept */
+    const struct timeval patience = {.tv_sec = PATIENCE_MS / 1000}; /* for accept */
     int fd;
 
     if (hostport_resolve(host, 0, &addr, &len, NULL) != SHOAL_OK)

@@ -87,7 +87,7 @@ static struct shoal_engine *node_make(void)
 /* Lease of the node key; 0: there is none. */
 static int64_t key_lease(const char *name)
 {
-    struct call call = {.deadline_ms = deadline_after_ms(2000)};
+    struct call call = {.deadline_ms = deadline_after_ms(PATIENCE_MS)};
     char *key = engine_key_node("default", name);
     struct meta_entry entry;
     struct shoal_error error;

@@ -157,7 +157,7 @@ static void f03_only_source_stops_and_returns(void **state)
     struct node *receiver = start_node(*state, "receiver", "stall=1000 connect=1000");
     seed_one(gold, "model", SIZE, 1, PIECES);
     EXPECT_OK(node_call(gold, "pace " SLOW));
-    unsigned get = begin_get_one(receiver, "model", SIZE, "timeout=8000");
+    unsigned get = begin_get_one(receiver, "model", SIZE, "timeout=20000");
     assert_true(node_wait_progress(receiver, get, ENOUGH));
     stop_node(*state, gold);
     json_t *reply = node_wait(receiver, get);

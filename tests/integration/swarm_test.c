@@ -25,8 +25,8 @@ static double get_cost(struct node *node, const char *payload, uint64_t size, ui
 
 static void f01_requests_do_not_grow_with_shards(void **state)
 {
-    struct node *gold = start_node(*state, "gold", "lease=60000");
-    struct node *receiver = start_node(*state, "receiver", "lease=60000");
+    struct node *gold = start_node(*state, "gold", "lease=600000");
+    struct node *receiver = start_node(*state, "receiver", "lease=600000");
     static const unsigned shards[] = {100, 2000, 20000};
     double costs[3], register_costs[3];
     for (size_t i = 0; i < 3; i++) {
@@ -100,7 +100,7 @@ static void f01_many_receivers(void **state)
     unsigned per_process = node_is_sanitized() ? 4 : 16;
     unsigned shards = node_is_sanitized() ? 1000 : 20000;
     uint64_t size = shards * 512ull;
-    struct node *gold = start_node(*state, "gold", "lease=60000");
+    struct node *gold = start_node(*state, "gold", "lease=600000");
     struct node *processes[PROCESSES];
     unsigned gets[PROCESSES][16];
     double before[PROCESSES][16];
@@ -111,7 +111,7 @@ static void f01_many_receivers(void **state)
         snprintf(label, sizeof label, "process %u", p);
         processes[p] = node_spawn(label, -1);
         for (unsigned s = 0; s < per_process; s++) {
-            EXPECT_OK(node_call(processes[p], "create uri=%s store=%u lease=60000 io_threads=1 digest_threads=1",
+            EXPECT_OK(node_call(processes[p], "create uri=%s store=%u lease=600000 io_threads=1 digest_threads=1",
                                 fixture->uri, s));
             EXPECT_OK(node_call(processes[p], "buf buf=m%u sizes=%llu", s, (unsigned long long)size));
             before[p][s] = requests_of(processes[p], s);

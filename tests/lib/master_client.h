@@ -9,7 +9,7 @@
 #include "rpc/rpc.h"
 #include "wire/master.pb-c.h"
 
-#define MASTER_CLIENT_WAIT_MS 30000
+#define MASTER_CLIENT_WAIT_MS 60000
 
 struct master_client {
     struct loop *loop; /* all owned */

@@ -32,7 +32,7 @@ static struct meta *open_meta(const char *uri)
 
 static void put(struct meta *meta, struct meta_bytes key, struct meta_bytes value, int64_t lease)
 {
-    struct call call = {.deadline_ms = deadline_after_ms(20000)};
+    struct call call = {.deadline_ms = deadline_after_ms(60000)};
     struct meta_op op = {.kind = META_PUT, .key = key, .value = value, .lease = lease};
     struct shoal_error error = {0};
     bool is_applied = false;
@@ -43,7 +43,7 @@ static void put(struct meta *meta, struct meta_bytes key, struct meta_bytes valu
 
 size_t meta_edit_replace_address(const char *uri, const char *old_address, const char *new_address)
 {
-    struct call call = {.deadline_ms = deadline_after_ms(20000)};
+    struct call call = {.deadline_ms = deadline_after_ms(60000)};
     struct meta *meta = open_meta(uri);
     struct meta_entries entries = {0};
     struct shoal_error error = {0};

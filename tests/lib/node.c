@@ -55,7 +55,7 @@ bool node_is_sanitized(void)
 
 int64_t node_patience_ms(void)
 {
-    return IS_SANITIZED ? 120000 : 60000;
+    return IS_SANITIZED ? 240000 : 120000;
 }
 
 static void show_stderr(const struct node *node)
@@ -270,17 +270,29 @@ static json_t *lookup(json_t *object, unsigned id)
     return json_object_get(object, key);
 }
 
+/* As reported so far. */
+static uint64_t reported_bytes(struct node *node, unsigned id)
+{
+    return (uint64_t)json_integer_value(json_object_get(lookup(node->reports, id), "done"));
+}
+
 json_t *node_wait(struct node *node, unsigned id)
 {
     int64_t deadline = deadline_after_ms(node_patience_ms());
+    uint64_t bytes = 0;
     json_t *answer;
     while (!(answer = lookup(node->answers, id))) {
         fail_unless_alive(node, "instead of answering");
         if (deadline_is_past(deadline)) {
             show_all_stderr();
-            fail_msg("%s: no answer to command %u in %lld ms", node->label, id, (long long)node_patience_ms());
+            fail_msg("%s: no answer to command %u and no progress in %lld ms", node->label, id,
+                     (long long)node_patience_ms());
         }
         pump(deadline_poll_ms(deadline));
+        if (reported_bytes(node, id) != bytes) {
+            bytes = reported_bytes(node, id);
+            deadline = deadline_after_ms(node_patience_ms());
+        }
     }
     if (!json_is_true(json_object_get(answer, "is_consistent")))
         fail_msg("%s: command %u: status %s, but the error detail has another, or no message in UTF-8: %s", node->label,
@@ -310,7 +322,7 @@ bool node_is_done(struct node *node, unsigned id)
 uint64_t node_progress(struct node *node, unsigned id)
 {
     pump(0);
-    return (uint64_t)json_integer_value(json_object_get(lookup(node->reports, id), "done"));
+    return reported_bytes(node, id);
 }
 
 uint64_t node_progress_from(struct node *node, unsigned id, const char *name)

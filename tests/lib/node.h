@@ -19,7 +19,7 @@ struct node *node_spawn(const char *label, int netns_fd);
 /* Sends a command, "VERB KEY=VALUE ..." as in node_commands.h, and returns its number. */
 unsigned node_send(struct node *node, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The answer to a command; borrowed, lives as long as the node. */
+/* The answer to a command; borrowed, lives as long as the node. Waits as long as the command reports progress. */
 json_t *node_wait(struct node *node, unsigned id);
 
 /* Both at once. */

@@ -20,7 +20,7 @@
 #include "rpc/rpc.h"
 #include "rpc_protocol.h"
 
-#define WAIT_MS 20000
+#define WAIT_MS 60000
 
 enum { METHOD_ECHO = 1, METHOD_HOLD = 2, METHOD_FAIL = 3 };
 

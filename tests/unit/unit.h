@@ -26,7 +26,7 @@
 #include "base/error.h"
 #include "base/random.h"
 
-#define UNIT_WAIT_MS 20000 /* far beyond what a loaded machine needs; only a broken test waits for so long */
+#define UNIT_WAIT_MS 40000 /* far beyond what a loaded machine needs; only a broken test waits for so long */
 
 #define wait_until(condition)                                                                                          \
     do {                                                                                                               \
