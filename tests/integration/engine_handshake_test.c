@@ -2,10 +2,7 @@
 /* F26: what strangers may do to a node's port, before and after the handshake. */
 #include "../contract/transport_fixture.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +12,8 @@
 #include "base/hostport.h"
 #include "content.h"
 #include "engine/engine.h"
+#include "stranger.h"
 #include "wire/data.h"
-#include "wire/hello.h"
 
 #define LEN 65536u
 
@@ -50,14 +47,7 @@ static int teardown(void **state)
 
 static int dial(void)
 {
-    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
-
-    assert_true(fd >= 0);
-    addr.sin_port = htons(endpoint_port(engine_endpoint(engine)));
-    assert_int_equal(connect(fd, (struct sockaddr *)&addr, sizeof addr), 0);
-    assert_int_equal(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one), 0);
-    return fd;
+    return stranger_dial(endpoint_port(engine_endpoint(engine)));
 }
 
 static void send_all(int fd, const void *data, size_t len)
@@ -85,28 +75,11 @@ static void receive_all(int fd, void *data, size_t len)
     assert_int_equal(recv(fd, data, len, MSG_WAITALL), len);
 }
 
-static struct hello my_hello(enum hello_channel channel)
-{
-    struct hello hello = {.version = HELLO_VERSION,
-                          .channel = (uint8_t)channel,
-                          .instance = 4711,
-                          .name = "stranger:1",
-                          .cluster = "default"};
-    return hello;
-}
-
 /* Sends a hello, returns the verdict. */
 static unsigned shake(int fd, const struct hello *hello)
 {
-    uint8_t frame[HELLO_MAX_BYTES];
-    struct hello answer;
-    size_t len = hello_encode(hello, frame);
+    struct hello answer = stranger_shake(fd, hello);
 
-    send_all(fd, frame, len);
-    receive_all(fd, frame, HELLO_PREFIX_BYTES);
-    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
-    receive_all(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES);
-    assert_int_equal(hello_decode(frame, len, &answer), SHOAL_OK);
     assert_int_equal(answer.instance, engine_instance(engine));
     assert_string_equal(answer.name, shoal_engine_server_name(engine));
     return answer.verdict;
@@ -114,7 +87,7 @@ static unsigned shake(int fd, const struct hello *hello)
 
 static int data_channel(void)
 {
-    struct hello hello = my_hello(HELLO_CHANNEL_DATA);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_DATA);
     int fd = dial();
 
     assert_int_equal(shake(fd, &hello), HELLO_ACCEPT);
@@ -182,7 +155,7 @@ static void test_garbage(void **state)
 
 static void test_truncated_and_trickled(void **state)
 {
-    struct hello hello = my_hello(HELLO_CHANNEL_DATA);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_DATA);
     uint8_t frame[HELLO_MAX_BYTES];
     size_t len = hello_encode(&hello, frame);
     int fd;
@@ -205,14 +178,14 @@ static void test_truncated_and_trickled(void **state)
 
 static void test_verdicts(void **state)
 {
-    struct hello hello = my_hello(HELLO_CHANNEL_DATA);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_DATA);
     int fd = dial();
 
     (void)state;
     hello.version = HELLO_VERSION + 1;
     assert_int_equal(shake(fd, &hello), HELLO_REFUSE_VERSION);
     assert_closed(fd);
-    hello = my_hello(HELLO_CHANNEL_DATA);
+    hello = stranger_hello(HELLO_CHANNEL_DATA);
     memcpy(hello.cluster, "other", 6);
     fd = dial();
     assert_int_equal(shake(fd, &hello), HELLO_REFUSE_CLUSTER);
@@ -220,12 +193,12 @@ static void test_verdicts(void **state)
     for (unsigned channel = 0; channel < 256; channel++) {
         if (channel == HELLO_CHANNEL_DATA || channel == HELLO_CHANNEL_PROBE)
             continue;
-        hello = my_hello((enum hello_channel)channel);
+        hello = stranger_hello((enum hello_channel)channel);
         fd = dial();
         assert_int_equal(shake(fd, &hello), HELLO_REFUSE_CHANNEL); /* no rpc server runs here */
         assert_closed(fd);
     }
-    hello = my_hello(HELLO_CHANNEL_PROBE);
+    hello = stranger_hello(HELLO_CHANNEL_PROBE);
     fd = dial();
     assert_int_equal(shake(fd, &hello), HELLO_ACCEPT);
     assert_closed(fd);
@@ -237,7 +210,7 @@ static void test_verdicts(void **state)
 
 static void test_too_many(void **state)
 {
-    struct hello hello = my_hello(HELLO_CHANNEL_DATA);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_DATA);
     int fds[16], fd;
 
     (void)state;

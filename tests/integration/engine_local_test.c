@@ -3,7 +3,6 @@
  * engine against a node that takes back what it granted. */
 #include "../contract/transport_fixture.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 #include "base/buf.h"
 #include "content.h"
 #include "engine/engine.h"
-#include "wire/hello.h"
+#include "stranger.h"
 #include "wire/local.h"
 
 #define LEN (2u * 65536) /* more than a direct TCP connection takes */
@@ -57,37 +56,12 @@ static int dial(void)
 {
     struct sockaddr_un addr;
     socklen_t len = address_of(engine_instance(engine), &addr);
-    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     assert_true(fd >= 0);
-    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
     assert_int_equal(connect(fd, (const struct sockaddr *)&addr, len), 0);
+    stranger_be_patient(fd);
     return fd;
-}
-
-static struct hello my_hello(enum hello_channel channel)
-{
-    return (struct hello){.version = HELLO_VERSION,
-                          .channel = (uint8_t)channel,
-                          .instance = 4711,
-                          .name = "stranger:1",
-                          .cluster = "default"};
-}
-
-static unsigned shake(int fd, const struct hello *hello)
-{
-    uint8_t frame[HELLO_MAX_BYTES];
-    struct hello answer;
-    size_t len = hello_encode(hello, frame);
-
-    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
-    assert_int_equal(recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL), HELLO_PREFIX_BYTES);
-    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
-    len -= HELLO_PREFIX_BYTES;
-    assert_int_equal(recv(fd, frame + HELLO_PREFIX_BYTES, len, MSG_WAITALL), len);
-    assert_int_equal(hello_decode(frame, len + HELLO_PREFIX_BYTES, &answer), SHOAL_OK);
-    return answer.verdict;
 }
 
 static void put(int fd, struct local_frame frame)
@@ -108,24 +82,14 @@ static struct local_frame take(int fd)
     return frame;
 }
 
-/* The socket is closed, and nothing comes before that. */
-static void expect_end(int fd)
-{
-    char byte;
-    ssize_t got = recv(fd, &byte, 1, 0);
-
-    assert_true(got == 0 || (got < 0 && errno == ECONNRESET));
-    close(fd);
-}
-
 /* A member of the cluster, ready for requests. */
 static int join(void)
 {
-    struct hello hello = my_hello(HELLO_CHANNEL_LOCAL);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_LOCAL);
     struct local_frame frame;
     int fd = dial();
 
-    assert_int_equal(shake(fd, &hello), HELLO_ACCEPT);
+    assert_int_equal(stranger_shake(fd, &hello).verdict, HELLO_ACCEPT);
     frame = take(fd);
     assert_int_equal(frame.type, LOCAL_HELLO);
     assert_int_equal(frame.id, LOCAL_VERSION);
@@ -155,7 +119,7 @@ static uint64_t metric(struct shoal_engine *of, const char *name)
 
 static void test_strangers(void **state)
 {
-    struct hello hello = my_hello(HELLO_CHANNEL_LOCAL);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_LOCAL);
     struct local_frame read = {.type = LOCAL_READ, .id = 256, .addr = (uint64_t)(uintptr_t)memory, .len = 10};
     uint8_t bytes[LOCAL_FRAME_BYTES];
     int fd = dial();
@@ -163,32 +127,32 @@ static void test_strangers(void **state)
     (void)state;
     local_encode(&read, bytes); /* without a handshake */
     assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
-    expect_end(fd);
+    stranger_expect_end(fd);
 
     snprintf(hello.cluster, sizeof hello.cluster, "another");
     fd = dial();
-    assert_int_equal(shake(fd, &hello), HELLO_REFUSE_CLUSTER);
-    expect_end(fd);
+    assert_int_equal(stranger_shake(fd, &hello).verdict, HELLO_REFUSE_CLUSTER);
+    stranger_expect_end(fd);
 
-    hello = my_hello(HELLO_CHANNEL_LOCAL);
+    hello = stranger_hello(HELLO_CHANNEL_LOCAL);
     hello.wanted = 4712;
     fd = dial();
-    assert_int_equal(shake(fd, &hello), HELLO_REFUSE_IDENTITY);
-    expect_end(fd);
+    assert_int_equal(stranger_shake(fd, &hello).verdict, HELLO_REFUSE_IDENTITY);
+    stranger_expect_end(fd);
 
     /* Each socket has its channels. */
-    hello = my_hello(HELLO_CHANNEL_DATA);
+    hello = stranger_hello(HELLO_CHANNEL_DATA);
     fd = dial();
-    assert_int_equal(shake(fd, &hello), HELLO_REFUSE_CHANNEL);
-    expect_end(fd);
+    assert_int_equal(stranger_shake(fd, &hello).verdict, HELLO_REFUSE_CHANNEL);
+    stranger_expect_end(fd);
 
     /* A request before it was said who is there. */
-    hello = my_hello(HELLO_CHANNEL_LOCAL);
+    hello = stranger_hello(HELLO_CHANNEL_LOCAL);
     fd = dial();
-    assert_int_equal(shake(fd, &hello), HELLO_ACCEPT);
+    assert_int_equal(stranger_shake(fd, &hello).verdict, HELLO_ACCEPT);
     assert_int_equal(take(fd).type, LOCAL_HELLO);
     put(fd, read);
-    expect_end(fd);
+    stranger_expect_end(fd);
     assert_int_equal(metric(engine, "\nshoal_transport_local_protocol_errors_total"), 1);
 }
 
@@ -233,7 +197,7 @@ static void test_permissions(void **state)
     put(fd, (struct local_frame){.type = LOCAL_READ, .id = 512, .addr = addr, .len = 8});
     assert_int_equal(take(fd).type, LOCAL_GRANT);
     put(fd, (struct local_frame){.type = LOCAL_READ, .id = 768, .addr = addr, .len = 8});
-    expect_end(fd);
+    stranger_expect_end(fd);
     memory_drop(secret, 4096);
     assert_ok(shoal_engine_unregister_memory(engine, readable, 4096, &error), &error);
     memory_drop(readable, 4096);
@@ -254,12 +218,12 @@ static void test_nonsense(void **state)
     for (size_t i = 0; i < sizeof frames / sizeof frames[0]; i++) {
         fd = join();
         put(fd, frames[i]);
-        expect_end(fd);
+        stranger_expect_end(fd);
     }
     memset(garbage, 0xff, sizeof garbage);
     fd = join();
     assert_int_equal(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL), sizeof garbage);
-    expect_end(fd);
+    stranger_expect_end(fd);
     fd = join(); /* half a frame, and gone */
     assert_int_equal(send(fd, garbage, 5, MSG_NOSIGNAL), 5);
     close(fd);
@@ -281,7 +245,7 @@ static void test_taken_back(void **state)
     frame = take(fd);
     assert_int_equal(frame.type, LOCAL_REVOKE);
     assert_int_equal(frame.id, 256);
-    expect_end(fd);
+    stranger_expect_end(fd);
     assert_int_equal(metric(engine, "\nshoal_transport_local_revocations_total"), 1);
     assert_int_equal(metric(engine, "\nshoal_transport_local_evictions_total"), 1);
 
@@ -355,7 +319,7 @@ static void test_turns(void **state)
 
     /* A RELEASE of what is not granted. */
     put(second, (struct local_frame){.type = LOCAL_RELEASE, .id = 1024});
-    expect_end(second);
+    stranger_expect_end(second);
 
     /* Memory that goes is refused to who waits. */
     put(first, (struct local_frame){.type = LOCAL_RELEASE, .id = 256});
@@ -393,24 +357,19 @@ static int listen_as(uint64_t instance)
 
 static int accept_peer(int listener, uint64_t instance)
 {
-    struct hello answer = my_hello(HELLO_CHANNEL_LOCAL);
-    uint8_t frame[HELLO_MAX_BYTES];
-    size_t len;
+    struct hello answer = stranger_hello(HELLO_CHANNEL_LOCAL);
+    struct hello hello;
     int fd;
 
     for (;;) { /* the first connection only looks whether somebody is there */
         fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         assert_true(fd >= 0);
-        if (recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL) == HELLO_PREFIX_BYTES)
+        if (stranger_receive_hello(fd, &hello))
             break;
         close(fd);
     }
-    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
-    len -= HELLO_PREFIX_BYTES;
-    assert_int_equal(recv(fd, frame + HELLO_PREFIX_BYTES, len, MSG_WAITALL), len);
     answer.instance = instance;
-    len = hello_encode(&answer, frame);
-    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
+    stranger_send_hello(fd, &answer);
     put(fd, (struct local_frame){
                 .type = LOCAL_HELLO, .id = LOCAL_VERSION, .addr = (uint64_t)(uintptr_t)&probe, .key = probe});
     assert_int_equal(take(fd).type, LOCAL_HELLO);

@@ -3,22 +3,17 @@
  * is not given back. */
 #include "../contract/transport_fixture.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
 
 #include "base/buf.h"
 #include "base/endian.h"
 #include "content.h"
 #include "engine/engine.h"
-#include "wire/hello.h"
+#include "stranger.h"
 #include "wire/ucx_frame.h"
 
 #define LEN (1u << 20)
@@ -88,31 +83,9 @@ static int ucx_teardown(void **state)
 
 static int join(void)
 {
-    struct hello hello = {.version = HELLO_VERSION,
-                          .channel = HELLO_CHANNEL_UCX,
-                          .instance = 4711,
-                          .name = "stranger:1",
-                          .cluster = "default"};
-    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    uint8_t frame[HELLO_MAX_BYTES];
-    struct hello answer;
-    size_t len;
+    struct hello hello = stranger_hello(HELLO_CHANNEL_UCX);
 
-    assert_true(fd >= 0);
-    addr.sin_port = htons(endpoint_port(engine_endpoint(engine)));
-    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
-    assert_int_equal(connect(fd, (const struct sockaddr *)&addr, sizeof addr), 0);
-    len = hello_encode(&hello, frame);
-    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
-    assert_int_equal(recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL), HELLO_PREFIX_BYTES);
-    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
-    len -= HELLO_PREFIX_BYTES;
-    assert_int_equal(recv(fd, frame + HELLO_PREFIX_BYTES, len, MSG_WAITALL), len);
-    assert_int_equal(hello_decode(frame, len + HELLO_PREFIX_BYTES, &answer), SHOAL_OK);
-    assert_int_equal(answer.verdict, HELLO_ACCEPT);
-    return fd;
+    return stranger_join(endpoint_port(engine_endpoint(engine)), &hello);
 }
 
 static void put(int fd, struct ucx_frame frame, const void *body)
@@ -174,15 +147,6 @@ static void expect_revoke(int fd, uint64_t id)
 
     assert_int_equal(frame.type, UCX_FRAME_REVOKE);
     assert_int_equal(frame.id, id);
-}
-
-static void expect_end(int fd)
-{
-    char byte;
-    ssize_t got = recv(fd, &byte, 1, 0);
-
-    assert_true(got == 0 || (got < 0 && errno == ECONNRESET));
-    close(fd);
 }
 
 static uint64_t metric(const char *name)
@@ -255,7 +219,7 @@ static void test_keys_of_a_previous_generation(void **state)
                            .len = 4096,
                            .body_len = sizeof body},
         body);
-    expect_end(fd);
+    stranger_expect_end(fd);
     assert_int_equal(metric("protocol_errors_total"), 1);
 }
 
@@ -271,7 +235,7 @@ static void test_not_given_back(void **state)
     expect_grant(fd, 1);
     assert_ok(shoal_engine_unregister_memory(engine, memory, LEN, &error), &error);
     expect_revoke(fd, 1);
-    expect_end(fd);
+    stranger_expect_end(fd);
     assert_int_equal(metric("revocations_total"), 1);
     assert_int_equal(metric("revoke_timeouts_total"), 1);
 }

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <arpa/inet.h>
 #include <cmocka.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,7 +20,7 @@
 #include "base/endian.h"
 #include "master_client.h"
 #include "master_process.h"
-#include "wire/hello.h"
+#include "stranger.h"
 #include "wire/rpc_frame.h"
 
 enum { NEW, HELD, MOVED, GONE, REPLICA };
@@ -295,26 +294,9 @@ static void f27_the_second_of_a_name_is_refused(void **state)
 
 static int connect_raw(const struct fixture *fixture, bool says_hello)
 {
-    struct sockaddr_in address = {
-        .sin_family = AF_INET, .sin_port = htons(fixture->master.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct hello hello = {
-        .version = HELLO_VERSION, .channel = HELLO_CHANNEL_CONTROL, .name = "raw:1", .cluster = "default"};
-    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
-    uint8_t frame[HELLO_MAX_BYTES];
-    size_t len = hello_encode(&hello, frame);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_CONTROL);
 
-    assert_true(fd >= 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (!says_hello)
-        return fd;
-    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
-    assert_int_equal(recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL), HELLO_PREFIX_BYTES);
-    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
-    len -= HELLO_PREFIX_BYTES;
-    assert_int_equal(recv(fd, frame, len, MSG_WAITALL), len);
-    return fd;
+    return says_hello ? stranger_join(fixture->master.port, &hello) : stranger_dial(fixture->master.port);
 }
 
 static void f26_hostile_peers_disturb_nobody(void **state)

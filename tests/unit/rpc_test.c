@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <arpa/inet.h>
 #include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 #include "base/mutex.h"
 #include "rpc/rpc.h"
 #include "rpc_protocol.h"
+#include "stranger.h"
 
 #define WAIT_MS 60000
 
@@ -332,24 +332,10 @@ static void a_lost_connection_is_told(void **state)
 
 static int connect_raw(struct fixture *fixture)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_port = htons(endpoint_port(fixture->server.endpoint)),
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    struct hello hello = {
-        .version = HELLO_VERSION, .channel = HELLO_CHANNEL_CONTROL, .name = "raw:1", .cluster = "test"};
-    struct timeval patience = {.tv_sec = WAIT_MS / 1000};
-    uint8_t frame[HELLO_MAX_BYTES];
-    size_t len = hello_encode(&hello, frame);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_CONTROL);
 
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
-    assert_int_equal(recv(fd, frame, HELLO_PREFIX_BYTES, MSG_WAITALL), HELLO_PREFIX_BYTES);
-    assert_int_equal(hello_frame_len(frame, &len), SHOAL_OK);
-    assert_int_equal(recv(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES, MSG_WAITALL),
-                     len - HELLO_PREFIX_BYTES);
-    return fd;
+    snprintf(hello.cluster, sizeof hello.cluster, "test");
+    return stranger_join(endpoint_port(fixture->server.endpoint), &hello);
 }
 
 /* F26: a length field of 4 GiB closes the connection; others are served. */

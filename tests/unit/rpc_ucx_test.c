@@ -26,7 +26,7 @@
 #include "rpc/rpc.h"
 #include "rpc/ucx_pipe.h"
 #include "rpc_protocol.h"
-#include "wire/hello.h"
+#include "stranger.h"
 
 #define WAIT_MS 60000
 #define STOP_MS 500
@@ -428,41 +428,13 @@ static bool read_all(int fd, void *out, size_t len)
     return len == 0 || recv(fd, out, len, MSG_WAITALL) == (ssize_t)len;
 }
 
-static bool read_hello(int fd, struct hello *hello)
-{
-    uint8_t frame[HELLO_MAX_BYTES];
-    size_t len;
-
-    return read_all(fd, frame, HELLO_PREFIX_BYTES) && !hello_frame_len(frame, &len) &&
-           read_all(fd, frame + HELLO_PREFIX_BYTES, len - HELLO_PREFIX_BYTES) && !hello_decode(frame, len, hello);
-}
-
-static void write_hello(int fd, const struct hello *hello)
-{
-    uint8_t frame[HELLO_MAX_BYTES];
-    size_t len = hello_encode(hello, frame);
-
-    assert_int_equal(send(fd, frame, len, MSG_NOSIGNAL), len);
-}
-
 /* Connected, with the handshake done. */
 static int join(const struct side *side)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                                  .sin_port = htons(endpoint_port(side->endpoint))};
-    struct hello hello = {.version = HELLO_VERSION,
-                          .channel = HELLO_CHANNEL_CONTROL_UCX,
-                          .instance = 99,
-                          .name = "raw:1",
-                          .cluster = "test"};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct hello hello = stranger_hello(HELLO_CHANNEL_CONTROL_UCX);
 
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
-    write_hello(fd, &hello);
-    assert_true(read_hello(fd, &hello));
-    assert_int_equal(hello.verdict, HELLO_ACCEPT);
-    return fd;
+    snprintf(hello.cluster, sizeof hello.cluster, "test");
+    return stranger_join(endpoint_port(side->endpoint), &hello);
 }
 
 static void expect_closed(int fd)
@@ -546,11 +518,11 @@ static void *liar_main(void *arg)
         struct ucx_frame frame;
         struct hello hello;
 
-        if (read_hello(fd, &hello)) {
+        if (stranger_receive_hello(fd, &hello)) {
             bool is_ucx = hello.channel == HELLO_CHANNEL_CONTROL_UCX;
 
             hello.instance = 4711;
-            write_hello(fd, &hello);
+            stranger_send_hello(fd, &hello);
             liar->by_ucx += is_ucx;
             liar->by_tcp += !is_ucx;
             if (is_ucx && read_all(fd, header, sizeof header) && !ucx_frame_decode(header, &frame) &&
