@@ -164,6 +164,34 @@ static void finish_abandon(struct finish *finish)
     finish->object = NULL;
 }
 
+/* On the loop, or where announcing failed. The master has forgotten it, or is told until it has. */
+static void on_withdrawn(void *arg, enum shoal_status status, const struct shoal_error *error)
+{
+    struct finish *finish = arg;
+
+    (void)error;
+    if (status && status != SHOAL_NOT_FOUND)
+        announce_gone(finish->manager, tier_object_key(finish->object), tier_object_id(finish->object));
+    tier_object_unref(finish->object);
+    finish->object = NULL;
+    finish_end(finish);
+}
+
+/* The put does not end before the master has forgotten it: whoever puts the value elsewhere next would be told that it
+ * exists. */
+static void finish_withdraw(struct finish *finish)
+{
+    int64_t left_ms = finish->deadline_ms ? deadline_left_ms(finish->deadline_ms) : 0;
+    enum shoal_status status = SHOAL_TIMED_OUT;
+
+    if (left_ms > 0 || !finish->deadline_ms)
+        status = session_announce(finish->manager->session, KIND(GONE), tier_object_key(finish->object),
+                                  tier_object_id(finish->object), 0, 0, left_ms, on_withdrawn, finish);
+    if (status)
+        on_withdrawn(finish, status, NULL);
+}
+
+/* Ends it. */
 static void finish_publish(struct finish *finish)
 {
     struct data_manager *manager = finish->manager;
@@ -174,9 +202,10 @@ static void finish_publish(struct finish *finish)
     finish->status = tier_publish(object, &finish->error);
     is_removed = finish_unlist(finish);
     if (finish->status) {
-        finish->object = NULL;
-        announce_gone(manager, tier_object_key(object), tier_object_id(object));
-    } else if (is_removed) {
+        finish_withdraw(finish);
+        return;
+    }
+    if (is_removed) {
         tier_remove(manager->backend, tier_object_key(object), tier_object_id(object));
         announce_gone(manager, tier_object_key(object), tier_object_id(object));
     } else if (session_epoch(manager->session) != finish->epoch) {
@@ -185,15 +214,13 @@ static void finish_publish(struct finish *finish)
                          tier_object_tier(object));
     }
     tier_object_unref(object);
+    finish_end(finish);
 }
 
 static void run_publish(void *arg, bool is_canceled)
 {
-    struct finish *finish = arg;
-
     (void)is_canceled; /* never: destroy waits for what is being finished */
-    finish_publish(finish);
-    finish_end(finish);
+    finish_publish(arg);
 }
 
 /* On the loop. */
@@ -218,10 +245,8 @@ static void on_announced(void *arg, enum shoal_status status, const struct shoal
     mutex_lock(&manager->mutex);
     finish->is_announced = true;
     mutex_unlock(&manager->mutex);
-    if (!finish->is_blocking || executor_submit(manager->executor, &finish->task, run_publish, finish)) {
+    if (!finish->is_blocking || executor_submit(manager->executor, &finish->task, run_publish, finish))
         finish_publish(finish);
-        finish_end(finish);
-    }
 }
 
 /* Commits and announces. false: it has failed. Else done follows, and may have freed finish already. */

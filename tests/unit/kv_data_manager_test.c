@@ -410,6 +410,13 @@ static void restart_master(void *arg)
     fake_master_wait(&fixture->master, &fixture->master.lasts, lasts + 1);
 }
 
+static void hold_announcements(void *arg)
+{
+    struct fixture *fixture = arg;
+
+    fake_master_set_manner(&fixture->master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+}
+
 /* It was not published yet when everything was gathered for the new master. */
 static void a_master_restarted_while_a_value_is_published_hears_of_it(void **state)
 {
@@ -435,6 +442,37 @@ static void a_disk_that_fails_leaves_nothing(void **state)
         assert_int_equal(tier_fake_disk_entries(), 0);
     }
     fake_master_wait_entry(&fixture->master, KIND(GONE), "k", announced_id(fixture, "k"));
+    assert_int_equal(kv_owner_put(&fixture->owner, "k", "value"), SHOAL_OK);
+}
+
+/* The caller puts the value elsewhere next, and must not be told that it exists. */
+static void what_the_disk_does_not_publish_is_withdrawn_before_the_put_ends(void **state)
+{
+    enum { TIMES = 50 };
+    struct fixture *fixture = *state;
+
+    for (unsigned i = 0; i < TIMES; i++) {
+        tier_fake_fail(TIER_STORAGE, TIER_FAKE_PERSIST, 1, SHOAL_NO_SPACE);
+        assert_int_equal(kv_owner_put(&fixture->owner, "k", "value"), SHOAL_NO_SPACE);
+        assert_int_equal(fake_master_count(&fixture->master, KIND(GONE), "k", announced_id(fixture, "k")), 1);
+        assert_nothing_stays(fixture, "k");
+    }
+}
+
+/* A master that does not answer keeps nobody beyond the deadline; it is told when it is back. */
+static void a_withdrawal_that_the_master_does_not_answer_ends_in_time(void **state)
+{
+    struct fixture *fixture = *state;
+    struct putting putting;
+
+    tier_fake_in_persist(hold_announcements, fixture);
+    tier_fake_fail(TIER_STORAGE, TIER_FAKE_PERSIST, 1, SHOAL_NO_SPACE);
+    put_start(fixture, &putting, "k", 0, 2000);
+    assert_int_equal(put_end(&putting), SHOAL_NO_SPACE);
+    assert_nothing_stays(fixture, "k");
+    fake_master_kill(&fixture->master);
+    fake_master_set_manner(&fixture->master, MASTER_METHOD_ANNOUNCE, FAKE_ANSWERS);
+    fake_master_revive(&fixture->master);
     assert_int_equal(kv_owner_put(&fixture->owner, "k", "value"), SHOAL_OK);
 }
 
@@ -539,6 +577,10 @@ int main(void)
         {"a_master_restarted_while_a_value_is_published_hears_of_it",
          a_master_restarted_while_a_value_is_published_hears_of_it, setup_fake_disk, teardown, NULL},
         {"a_disk_that_fails_leaves_nothing", a_disk_that_fails_leaves_nothing, setup_fake_disk, teardown, NULL},
+        {"what_the_disk_does_not_publish_is_withdrawn_before_the_put_ends",
+         what_the_disk_does_not_publish_is_withdrawn_before_the_put_ends, setup_fake_disk, teardown, NULL},
+        {"a_withdrawal_that_the_master_does_not_answer_ends_in_time",
+         a_withdrawal_that_the_master_does_not_answer_ends_in_time, setup_fake_disk, teardown, NULL},
         cmocka_unit_test(lock_shards_come_from_the_environment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
