@@ -292,8 +292,10 @@ static uint64_t request_run(struct request *request, const struct parts *parts)
     enum shoal_status status;
 
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
-    status = (set->call->progress && request->places->memory ? ask_and_watch : ask)(request, parts, &body, &is_quiet,
-                                                                                    &error);
+    if (set->call->progress && request->places->memory)
+        status = ask_and_watch(request, parts, &body, &is_quiet, &error);
+    else
+        status = ask(request, parts, &body, &is_quiet, &error);
     if (!status && !(response = unpack_results(&body, request->count, &error)))
         status = SHOAL_PROTOCOL;
     for (size_t i = 0; i < request->count; i++) {
