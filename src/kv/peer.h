@@ -5,8 +5,8 @@
  *
  * Large values: memory that the engine does not know is registered for the time of the call, and the owner WRITEs to it
  * or READs from it (the registration's end is the fence). Memory that is registered already (shoal_kv_register, another
- * payload) is filled by own READs under a pin, and for puts held by the owner until the caller commits. So are all large
- * values of calls with progress (base/progress.h), unless the owner lends nothing. */
+ * payload) is filled by own READs under a pin, and for puts held by the owner until the caller commits. So are all
+ * large values of calls with progress (base/progress.h), unless the owner lends nothing. */
 #ifndef SHOAL_KV_PEER_H
 #define SHOAL_KV_PEER_H
 
