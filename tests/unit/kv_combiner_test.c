@@ -123,6 +123,37 @@ static void what_waits_travels_together(void **state)
     combiner_destroy(NULL);
 }
 
+#define CROWD 80 /* more than there are bits to wake them by, and than travel together */
+
+static void a_crowd_shares_bits(void **state)
+{
+    struct combiner *combiner = combiner_create(1000);
+    struct gate gate = GATE;
+    struct call calls[CROWD];
+    pthread_t threads[CROWD];
+    size_t sum = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < CROWD; i++) {
+        calls[i] = call_of(combiner, &gate, TARGET, 1, UNIT_WAIT_MS);
+        threads[i] = start_thread(call_thread, &calls[i]);
+    }
+    wait_until(flights(&gate) == 2);
+    wait_until(combiner_waiting(combiner) + gate.counts[0] + gate.counts[1] == CROWD);
+    open_gate(&gate);
+    for (unsigned i = 0; i < CROWD; i++) {
+        join_thread(threads[i]);
+        assert_int_equal(calls[i].status, SHOAL_OK);
+        assert_int_equal(calls[i].times_run, 1);
+    }
+    for (unsigned i = 0; i < gate.flights; i++) {
+        assert_in_range(gate.counts[i], 1, COMBINER_ITEMS_MAX);
+        sum += gate.counts[i];
+    }
+    assert_int_equal(sum, CROWD);
+    combiner_destroy(combiner);
+}
+
 /* Neither another owner's nor more than the bound. */
 static void only_what_fits_travels_together(void **state)
 {
@@ -219,9 +250,8 @@ static void many_threads_lose_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_waits_travels_together),
-        cmocka_unit_test(only_what_fits_travels_together),
-        cmocka_unit_test(who_waits_too_long_is_not_carried_out),
+        cmocka_unit_test(what_waits_travels_together),     cmocka_unit_test(a_crowd_shares_bits),
+        cmocka_unit_test(only_what_fits_travels_together), cmocka_unit_test(who_waits_too_long_is_not_carried_out),
         cmocka_unit_test(many_threads_lose_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
