@@ -144,8 +144,9 @@ static const char *hint_of(enum shoal_status status)
         return "choose another port (0: any free one), or end the process that has it";
     case SHOAL_ADDRESS:
         return "--host must be an address of this machine, --http_host too";
-    case SHOAL_INVALID_ARGUMENT:
     case SHOAL_UNSUPPORTED:
+        return "another --protocol, or MC_RPC_PROTOCOL: mooncake_client --help; shoal topo shows the devices";
+    case SHOAL_INVALID_ARGUMENT:
         return "mooncake_client --help; docs/kv.md has the format of the tiers";
     case SHOAL_NO_MEMORY:
         return "smaller tiers (capacity), or see free memory and ulimit -v";

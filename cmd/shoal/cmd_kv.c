@@ -42,12 +42,12 @@ static void find_cluster(const struct app *app, char cluster_out[HELLO_CLUSTER_M
     struct shoal_error error;
     struct hello hello;
     int64_t left_ms = deadline_left_ms(app->deadline_ms);
-    int timeout_ms = left_ms < GREET_TIMEOUT_MS ? (int)left_ms : GREET_TIMEOUT_MS;
-    int fd = greet_connect_to(app->settings.kv_client, timeout_ms, &error);
+    int64_t deadline_ms = deadline_after_ms(left_ms < GREET_TIMEOUT_MS ? left_ms : GREET_TIMEOUT_MS);
+    int fd = greet_connect_to(app->settings.kv_client, (int)deadline_left_ms(deadline_ms), &error);
     cluster_out[0] = '\0';
     if (fd < 0)
         return;
-    if (greet_ask(fd, options_default_cluster, timeout_ms, &hello))
+    if (greet_ask(fd, options_default_cluster, (int)deadline_left_ms(deadline_ms), &hello))
         memcpy(cluster_out, hello.cluster, sizeof hello.cluster);
     close(fd);
 }
@@ -55,7 +55,7 @@ static void find_cluster(const struct app *app, char cluster_out[HELLO_CLUSTER_M
 enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
 {
     struct shoal_kv_config config = {.struct_size = sizeof config};
-    struct shoal_call call = app_call(app);
+    struct shoal_call call;
     char *matrix = NULL, cluster[HELLO_CLUSTER_MAX_BYTES + 1] = "";
     enum shoal_status status = SHOAL_OK;
     if (app->settings.kv_master) {
@@ -72,8 +72,11 @@ enum shoal_status app_open_kv(struct app *app, struct shoal_error *error)
             find_cluster(app, cluster);
             if (cluster[0])
                 config.cluster = cluster;
+            else if (deadline_is_past(app->deadline_ms))
+                status = error_set(error, SHOAL_TIMED_OUT, 0, "it does not answer");
         }
     }
+    call = app_call(app); /* what is left of the time */
     if (status == SHOAL_OK)
         status = shoal_kv_open(&config, &call, &app->kv, error);
     /* Of another cluster, or no mooncake_client at all: nothing is corrupted, it is the wrong one. */

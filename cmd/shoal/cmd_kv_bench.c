@@ -201,9 +201,13 @@ static enum shoal_status prepare(struct bench *bench, struct worker *workers, un
         worker->samples_us10 = malloc(SAMPLES_MAX * sizeof(uint32_t));
         if (!worker->samples_us10)
             return error_no_memory(error);
-        enum shoal_status status = shoal_kv_alloc(bench->app->kv, settings->value_bytes, &worker->buffer, error);
+        struct shoal_error why;
+        enum shoal_status status = shoal_kv_alloc(bench->app->kv, settings->value_bytes, &worker->buffer, &why);
+        if (status == SHOAL_NO_MEMORY)
+            return error_set(error, status, 0, "--threads %u times --size %" PRIu64 " bytes is too much: %s", count,
+                             settings->value_bytes, why.message);
         if (status != SHOAL_OK)
-            return status;
+            return error_copy(error, &why);
         memset(worker->buffer, 'a' + (int)(i % 26), (size_t)settings->value_bytes);
     }
     return SHOAL_OK;
@@ -251,7 +255,7 @@ static int run_bench(struct app *app, int count, char **arguments)
 
 static const struct option_spec bench_options[] = {
     {OPTION_SIZE, 's', "size", "SIZE", NULL, offsetof(struct settings, value_bytes),
-     .help = "Of each value, as 4096, 64K or 1M. Default: 64K."},
+     .help = "Of each value, as 4096, 64K or 1M; times --threads at most 64M. Default: 64K."},
     {OPTION_UINT, 'T', "threads", "N", NULL, offsetof(struct settings, threads), .min = 1, .max = THREADS_MAX,
      .help = "Requests at a time. Default: 1."},
     {OPTION_UINT, 'k', "keys", "N", NULL, offsetof(struct settings, keys), .min = 1, .max = 10000000,

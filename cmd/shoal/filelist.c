@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "filelist.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -126,10 +127,10 @@ enum shoal_status filelist_sort(struct file_list *list, struct shoal_error *erro
     for (size_t i = 1; i < list->count; i++) {
         const struct file_entry *previous = &list->entries[i - 1], *entry = &list->entries[i];
         if (path_compare(previous->path, entry->path) == 0)
-            return error_set(error, SHOAL_EXISTS, 0, "two of them have the name \"%s\"",
+            return error_set(error, SHOAL_EXISTS, EEXIST, "two of them have the name \"%s\"",
                              units_printable(entry->path, shown, sizeof shown));
         if (previous->type == FILE_REGULAR && is_below(entry->path, previous->path))
-            return error_set(error, SHOAL_EXISTS, 0, "\"%s\" is both a file and a directory",
+            return error_set(error, SHOAL_EXISTS, EEXIST, "\"%s\" is both a file and a directory",
                              units_printable(previous->path, shown, sizeof shown));
     }
     return SHOAL_OK;

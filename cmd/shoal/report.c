@@ -10,16 +10,25 @@
 #include "terminal.h"
 #include "units.h"
 
+static const char *help_hint_of(const struct app *app)
+{
+    static char text[64];
+    snprintf(text, sizeof text, "shoal help %s", app->command->name);
+    return text;
+}
+
 static const char *kv_hint_of(const struct app *app, const struct shoal_error *error)
 {
     switch (error->status) {
     case SHOAL_INVALID_ARGUMENT:
-        return "see: shoal help kv COMMAND";
+        return help_hint_of(app);
     case SHOAL_NOT_FOUND:
         return error->sys_errno == ENOENT ? NULL : "see what there is with: shoal kv ls"; /* a file, a key */
     case SHOAL_EXISTS:
         return "values do not change: remove it first with: shoal kv rm KEY";
     case SHOAL_UNREACHABLE:
+        if (app->kv) /* connected: it is somebody behind that */
+            return "are the mooncake_master and the clients that have the values running? shoal kv stat asks";
         return app->settings.kv_master
                    ? "is the mooncake_master running, and is that its --rpc_port?"
                    : "start a mooncake_client, give the --port of the one that runs with --client, or "
@@ -43,12 +52,15 @@ static const char *hint_of(const struct app *app, const struct shoal_error *erro
         return kv_hint_of(app, error);
     switch (error->status) {
     case SHOAL_INVALID_ARGUMENT:
-        return "see: shoal help COMMAND";
+        return help_hint_of(app);
     case SHOAL_PAYLOAD_NOT_FOUND:
         return is_get ? "see what there is with: shoal ls; or wait for it with: shoal get --wait"
                       : "see what there is with: shoal ls";
     case SHOAL_EXISTS:
-        return is_seed ? "choose another name, or replace the payload with --force" : NULL;
+        if (!is_seed)
+            return NULL;
+        return error->sys_errno == EEXIST ? "rename one of them, or seed the directory that has both"
+                                          : "choose another name, or replace the payload with --force";
     case SHOAL_METADATA:
         return "check --metadata and the service with: shoal doctor";
     case SHOAL_NAME_IN_USE:

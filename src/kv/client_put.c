@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hostport.h"
 #include "kv/client_internal.h"
 
 #define TARGETS_MAX 32 /* asked for one item: copies and refusals */
@@ -216,9 +217,15 @@ static enum shoal_status find_preferred(struct kv_set *set, const char *prefer, 
 {
     struct shoal_kv *kv = set->kv;
     Shoal__Wire__MasterStatusResponse *status;
+    struct shoal_error why;
+    struct hostport address;
     enum shoal_status result;
 
     *has_out = false;
+    if (hostport_parse(&address, prefer, &why) != SHOAL_OK)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "the client to prefer: %s", why.message);
+    if (!address.has_port)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "the client to prefer: '%.256s' has no port", prefer);
     if (strcmp(prefer, kv->address) == 0 || strcmp(prefer, shoal_engine_server_name(kv->engine)) == 0) {
         *out = self_of(kv);
         *has_out = kv->manager != NULL;

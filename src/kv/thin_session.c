@@ -153,6 +153,9 @@ static enum shoal_status attach(struct thin *thin, const struct call *call, stru
         response = shoal__wire__local_attach_response__unpack(NULL, body.len, body.data);
         if (!response || response->token.len != sizeof hello.token)
             status = error_set(error, SHOAL_PROTOCOL, 0, "local client %s: malformed answer", thin->address);
+    } else if (status == SHOAL_UNSUPPORTED) { /* a node of Shoal that does not know the method */
+        status = error_set(error, SHOAL_PROTOCOL, 0,
+                           "local client %s: that is another port than a client's for its host", thin->address);
     } else {
         error_prefix(error, "local client");
     }

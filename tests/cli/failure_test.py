@@ -69,7 +69,13 @@ class Seed(CliTest):
         self.make("1/f", b"x")
         self.make("2/f", b"y")
         self.fails(4, 'two of them have the name "f"', "seed", "n", self.dir / "1/f", self.dir / "2/f")
-        self.fails(4, 'two of them have the name "f"', "seed", "n", self.dir / "1/f", self.dir / "1/f")
+        err = self.fails(4, 'two of them have the name "f"', "seed", "n", self.dir / "1/f", self.dir / "1/f")
+        self.assertIn("rename one of them", err)
+        self.assertNotIn("--force", err)
+
+    def test_hints_name_the_command(self):
+        self.assertIn("try: shoal help seed\n", self.fails(2, "payload name is empty", "seed", "", self.make("f", b"x")))
+        self.assertIn("try: shoal help kv put\n", self.fails(2, "it is a directory", "kv", "put", "k", self.dir))
 
     def test_unreadable_file(self):
         self.make("d/f", b"x", 0o000)

@@ -260,6 +260,22 @@ class Values(KvTest):
         self.assertGreater(results["get"]["ops"], 0)
         self.assertEqual(set(self.keys(client)), {"mine"})
 
+    def test_bench_larger_than_its_memory(self):
+        client = self.start_client()
+        for size, threads in (("1G", 1), ("2M", 64)):
+            err = self.fails(1, "is too much", "kv", "bench", "--client", client.local, "--size", size, "--threads", threads)
+            self.assertIn(f"--threads {threads} times --size", err)
+        self.assert_serves(client)
+
+    def test_wrong_preferred_client(self):
+        client = self.start_client()
+        value = self.make("v", b"v")
+        for way in (("--client", client.local), ("--master", self.master)):
+            for prefer in ("nobody", "127.0.0.1:0x1", "[::1"):
+                err = self.fails(2, "the client to prefer", "kv", "put", *way, "--prefer", prefer, "k", value)
+                self.assertIn("try: shoal help kv put", err)
+        self.put(client, "k", b"v", "--prefer", "127.0.0.1:1")  # who is not there now has no room
+
     def test_larger_than_staging_and_than_every_tier(self):
         """F20: the STORAGE tier's staging buffers have 1 MiB."""
         client = self.start_client(storage(self.dir / "store", "64MiB", dram_capacity="4MiB"))
@@ -596,6 +612,7 @@ class Usage(KvTest):
                     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
                     self.assertEqual(result.returncode, 1, result.stderr)
                     self.assertIn(text, result.stderr)
+                    self.assertNotIn("tiers", result.stderr)
 
     def test_wrong_tiers(self):
         closed = self.dir / "file"
@@ -670,6 +687,30 @@ class Usage(KvTest):
             threading.Thread(target=answer_nonsense, args=(server,), daemon=True).start()
             err = self.fails(12, "protocol", "kv", "ls", "--client", f"127.0.0.1:{port}", "--cluster", "default")
             self.assertIn("mooncake_client", err)
+
+    def test_ports_of_other_programs(self):
+        self.start_master()
+        client = self.start_client(dram("16MiB"))
+        for address in (client.address, self.master):
+            err = self.fails(12, address, "kv", "ls", "--client", address)
+            self.assertIn("give the --port of the one that runs", err)
+
+    def test_a_client_that_does_not_answer_gets_the_timeout_once(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            err = self.fails(6, "does not answer", "kv", "ls", "--client", address, "--timeout", "500ms")
+            self.assertIn(address, err)
+            server.accept()[0].close()
+            server.setblocking(False)
+            self.assertRaises(BlockingIOError, server.accept)
+
+    def test_a_master_that_is_gone_is_not_taken_for_the_client(self):
+        master = self.start_master()
+        client = self.start_client(dram("16MiB"))
+        master.kill()
+        err = self.fails(12, self.master, "kv", "put", "--client", client.local, "--timeout", "2s", "k", self.make("v", b"v"))
+        self.assertNotIn("start a mooncake_client", err)
+        self.assertIn("mooncake_master", err)
 
 
 if __name__ == "__main__":
