@@ -11,7 +11,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "base/buf.h"
 #include "content.h"
 #include "engine/engine.h"
 
@@ -26,27 +25,9 @@ struct world {
     uint8_t *local;
 };
 
-static uint64_t metric(struct shoal_engine *engine, const char *name)
-{
-    unsigned long long value = 0;
-    const char *at;
-    struct buf text;
-
-    buf_init(&text, (size_t)1 << 20);
-    assert_true(engine_metrics(engine, &text));
-    assert_true(buf_append(&text, "", 1));
-    at = strstr((const char *)text.data, name);
-    while (at && (at[strlen(name)] != ' ' || at[-1] != '\n'))
-        at = strstr(at + 1, name);
-    assert_non_null(at);
-    assert_int_equal(sscanf(at + strlen(name), "%llu", &value), 1);
-    buf_release(&text);
-    return value;
-}
-
 static uint64_t direct_count(const struct world *world)
 {
-    return metric(world->engine, "shoal_transport_tcp_direct_requests_total");
+    return engine_metric(world->engine, "shoal_transport_tcp_direct_requests_total");
 }
 
 static struct shoal_request request_at(const struct world *world, enum shoal_op op, size_t offset, size_t len)
@@ -383,7 +364,8 @@ static void test_peer_stalls(void **state)
         if (round == 1)
             (void)shoal_batch_fd(batch);
         else if (round == 2)
-            wait_until(metric(world.engine, "shoal_transport_tcp_request_failures_total{kind=\"timed_out\"}") == 2);
+            wait_until(engine_metric(world.engine, "shoal_transport_tcp_request_failures_total{kind=\"timed_out\"}") ==
+                       2);
         assert_status(SHOAL_TIMED_OUT, shoal_batch_wait(batch, PATIENCE_MS, &error), &error);
         assert_non_null(strstr(error.message, "no progress"));
         assert_states(batch, 2, SHOAL_TRANSFER_TIMEOUT);
@@ -601,7 +583,7 @@ static void test_threads(void **state)
     }
     for (unsigned i = 0; i < WORKERS; i++)
         assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
-    assert_true(metric(world.engine, "shoal_transport_tcp_connections{side=\"client\"}") <= 16);
+    assert_true(engine_metric(world.engine, "shoal_transport_tcp_connections{side=\"client\"}") <= 16);
     world_close(&world);
 }
 

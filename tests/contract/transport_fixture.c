@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "content.h"
 #include "engine/engine.h"
 #include "tmpdir.h"
@@ -275,6 +276,27 @@ void child_stop(struct child *child)
 void fixture_breathe(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+uint64_t engine_metric(struct shoal_engine *engine, const char *sample)
+{
+    size_t len = strlen(sample);
+    const char *at;
+    uint64_t value;
+    struct buf text;
+
+    buf_init(&text, 1u << 20);
+    assert_true(engine_metrics(engine, &text) && buf_append(&text, "", 1));
+    at = (const char *)text.data;
+    while (at && (strncmp(at, sample, len) != 0 || at[len] != ' ')) {
+        at = strchr(at, '\n');
+        at = at ? at + 1 : NULL;
+    }
+    if (!at)
+        fail_msg("there is no %s in the metrics", sample);
+    value = strtoull(at + len, NULL, 10);
+    buf_release(&text);
+    return value;
 }
 
 bool fixture_has_ucx(void)

@@ -65,6 +65,9 @@ struct child child_start_with(const char *metadata_uri, int64_t lease_ttl_ms);
 void child_pause(const struct child *child); /* SIGSTOP; it has stopped when this returns */
 void child_stop(struct child *child);        /* kills; a second call does nothing */
 
+/* Value of a sample, "name" or "name{label=...}", which must be there. */
+uint64_t engine_metric(struct shoal_engine *engine, const char *sample);
+
 /* Whether Shoal was built with UCX and its library is here; false is explained on stderr. */
 bool fixture_has_ucx(void);
 

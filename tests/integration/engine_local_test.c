@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/buf.h"
 #include "content.h"
 #include "engine/engine.h"
 #include "stranger.h"
@@ -102,21 +101,6 @@ static int join(void)
     return fd;
 }
 
-static uint64_t metric(struct shoal_engine *of, const char *name)
-{
-    unsigned long long value = 0;
-    struct buf out;
-    char *found;
-
-    buf_init(&out, 1u << 20);
-    assert_true(engine_metrics(of, &out));
-    found = strstr((char *)out.data, name);
-    assert_non_null(found);
-    assert_int_equal(sscanf(found + strlen(name), " %llu", &value), 1);
-    buf_release(&out);
-    return value;
-}
-
 static void test_strangers(void **state)
 {
     struct hello hello = stranger_hello(HELLO_CHANNEL_LOCAL);
@@ -153,7 +137,7 @@ static void test_strangers(void **state)
     assert_int_equal(take(fd).type, LOCAL_HELLO);
     put(fd, read);
     stranger_expect_end(fd);
-    assert_int_equal(metric(engine, "\nshoal_transport_local_protocol_errors_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_local_protocol_errors_total"), 1);
 }
 
 static void expect_refusal(int fd, struct local_frame frame, const char *text)
@@ -192,7 +176,7 @@ static void test_permissions(void **state)
                                         .len = 1,
                                         .from = (uint64_t)(uintptr_t)&probe},
                    "not writable");
-    assert_int_equal(metric(engine, "\nshoal_transport_local_serve_refusals_total"), 4);
+    assert_int_equal(engine_metric(engine, "shoal_transport_local_serve_refusals_total"), 4);
     /* The slots are free again; one that is taken is not given twice. */
     put(fd, (struct local_frame){.type = LOCAL_READ, .id = 512, .addr = addr, .len = 8});
     assert_int_equal(take(fd).type, LOCAL_GRANT);
@@ -227,8 +211,8 @@ static void test_nonsense(void **state)
     fd = join(); /* half a frame, and gone */
     assert_int_equal(send(fd, garbage, 5, MSG_NOSIGNAL), 5);
     close(fd);
-    wait_until(metric(engine, "\nshoal_transport_local_connections{side=\"server\"}") == 0);
-    assert_int_equal(metric(engine, "\nshoal_transport_local_protocol_errors_total"), 9);
+    wait_until(engine_metric(engine, "shoal_transport_local_connections{side=\"server\"}") == 0);
+    assert_int_equal(engine_metric(engine, "shoal_transport_local_protocol_errors_total"), 9);
 }
 
 /* F9: a peer that does not give back what it was granted. */
@@ -246,8 +230,8 @@ static void test_taken_back(void **state)
     assert_int_equal(frame.type, LOCAL_REVOKE);
     assert_int_equal(frame.id, 256);
     stranger_expect_end(fd);
-    assert_int_equal(metric(engine, "\nshoal_transport_local_revocations_total"), 1);
-    assert_int_equal(metric(engine, "\nshoal_transport_local_evictions_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_local_revocations_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_local_evictions_total"), 1);
 
     /* One that gives it back when it is told keeps its connection. */
     assert_ok(shoal_engine_register_memory(engine, memory, LEN, NULL, SHOAL_ACCESS_REMOTE_READ, NULL, &error), &error);
@@ -312,8 +296,8 @@ static void test_turns(void **state)
     put_two(second, &large, &small);
     expect_frame(second, LOCAL_GRANT, 257);
     expect_frame(second, LOCAL_GRANT, 512);
-    assert_true(metric(engine, "\nshoal_transport_local_upload_slot_waits_total") >= 2);
-    assert_int_equal(metric(engine, "\nshoal_transport_local_upload_slots_lent_total"), 1);
+    assert_true(engine_metric(engine, "shoal_transport_local_upload_slot_waits_total") >= 2);
+    assert_int_equal(engine_metric(engine, "shoal_transport_local_upload_slots_lent_total"), 1);
     put_two(second, &(struct local_frame){.type = LOCAL_RELEASE, .id = 512},
             &(struct local_frame){.type = LOCAL_RELEASE, .id = 257});
 
@@ -328,7 +312,7 @@ static void test_turns(void **state)
     expect_frame(first, LOCAL_GRANT, 512);
     second = join();
     put(second, large);
-    wait_until(metric(engine, "\nshoal_transport_local_upload_slot_waits_total") >= 3);
+    wait_until(engine_metric(engine, "shoal_transport_local_upload_slot_waits_total") >= 3);
     assert_ok(shoal_engine_unregister_memory(engine, memory, LEN, &error), &error);
     frame = take(second);
     if (frame.type == LOCAL_GRANT) { /* lent meanwhile: the machine is slow */

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "base/buf.h"
 #include "base/endian.h"
 #include "content.h"
 #include "engine/engine.h"
@@ -149,23 +148,6 @@ static void expect_revoke(int fd, uint64_t id)
     assert_int_equal(frame.id, id);
 }
 
-static uint64_t metric(const char *name)
-{
-    char line[128];
-    unsigned long long value = 0;
-    struct buf out;
-    char *found;
-
-    snprintf(line, sizeof line, "\nshoal_transport_ucx_%s ", name);
-    buf_init(&out, 1u << 20);
-    assert_true(engine_metrics(engine, &out));
-    found = strstr((char *)out.data, line);
-    assert_non_null(found);
-    assert_int_equal(sscanf(found + strlen(line), "%llu", &value), 1);
-    buf_release(&out);
-    return value;
-}
-
 struct remover {
     pthread_t thread;
     enum shoal_status status;
@@ -198,8 +180,8 @@ static void test_keys_of_a_previous_generation(void **state)
     put(fd, (struct ucx_frame){.type = UCX_FRAME_REVOKED, .id = 1}, NULL);
     assert_int_equal(pthread_join(remover.thread, NULL), 0);
     assert_int_equal(remover.status, SHOAL_OK);
-    assert_int_equal(metric("revocations_total"), 1);
-    assert_int_equal(metric("revoke_timeouts_total"), 0);
+    assert_int_equal(engine_metric(engine, "shoal_transport_ucx_revocations_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_ucx_revoke_timeouts_total"), 0);
 
     assert_ok(shoal_engine_register_memory(engine, memory, LEN, NULL, SHOAL_ACCESS_REMOTE_READ, &new_key, &error),
               &error);
@@ -220,7 +202,7 @@ static void test_keys_of_a_previous_generation(void **state)
                            .body_len = sizeof body},
         body);
     stranger_expect_end(fd);
-    assert_int_equal(metric("protocol_errors_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_ucx_protocol_errors_total"), 1);
 }
 
 /* F9: a peer that does not give back what it was granted loses its connection; the unregistration does not wait for
@@ -236,8 +218,8 @@ static void test_not_given_back(void **state)
     assert_ok(shoal_engine_unregister_memory(engine, memory, LEN, &error), &error);
     expect_revoke(fd, 1);
     stranger_expect_end(fd);
-    assert_int_equal(metric("revocations_total"), 1);
-    assert_int_equal(metric("revoke_timeouts_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_ucx_revocations_total"), 1);
+    assert_int_equal(engine_metric(engine, "shoal_transport_ucx_revoke_timeouts_total"), 1);
 }
 
 int main(void)
