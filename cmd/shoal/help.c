@@ -12,7 +12,7 @@ const struct exit_code_text help_exit_codes[] = {
     {"0", "success; seed and get --seed: ended by a signal while serving, and withdrawn"},
     {"1", "any other failure"},
     {"2", "wrong usage: an option, an argument, a payload name or URI"},
-    {"3", "not found: no such payload, key, file or directory"},
+    {"3", "not found: no such payload, no such key, no such file to seed or put"},
     {"4", "exists: the payload (without --force), two files of one name, or something in the way below DIR; kv put: "
           "the key"},
     {"5", "corrupted: bytes do not match their digest, or the list of files is malformed or unsafe"},

@@ -36,6 +36,8 @@ static const char *kv_hint_of(const struct app *app, const struct shoal_error *e
     case SHOAL_TIMED_OUT:
         return "allow more time with --timeout";
     case SHOAL_NO_SPACE:
+        if (error->sys_errno) /* where the file is to be, not where values are */
+            return "free some space or choose another place for the file";
         return "see who has how much with: shoal kv stat; remove some, or start a mooncake_client with more";
     case SHOAL_LIMIT:
         return "see how large the tiers are with: shoal kv stat";

@@ -146,6 +146,8 @@ class Values(KvTest):
         self.fails(3, "No such file", "kv", "put", "--client", client.local, "k", self.dir / "missing")
         self.fails(2, "directory", "kv", "put", "--client", client.local, "k", self.dir)
         self.fails(1, "No such file", "kv", "get", "--client", client.local, "piped", self.dir / "no/such/file")
+        err = self.fails(11, "No space left", "kv", "get", "--client", client.local, "piped", "/dev/full")
+        self.assertIn("another place for the file", err)
         self.assertEqual([p for p in self.dir.rglob("*.shoal-*")], [])
 
     def progress_of(self, out, total):
