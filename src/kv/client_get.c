@@ -41,7 +41,8 @@ static enum shoal_status copy_out(struct tier_object *object, void *to, uint64_t
     const void *data = tier_object_data(object);
 
     if (data && len_bytes <= COPY_BYTES) {
-        memcpy(to, data, len_bytes);
+        if (len_bytes) /* else there may be nowhere to copy it to */
+            memcpy(to, data, len_bytes);
         return SHOAL_OK;
     }
     call_progress_set_total(call, len_bytes);
