@@ -582,7 +582,7 @@ static void test_bad_configurations(void **state)
     config.client = "nonsense";
     open_badly(&config, SHOAL_INVALID_ARGUMENT, "no port");
     config.client = shoal_kv_address(fixture->a); /* an owner's port, not a local service's */
-    open_badly(&config, SHOAL_UNSUPPORTED, "unknown method");
+    open_badly(&config, SHOAL_PROTOCOL, "another port");
     shoal_kv_close(NULL);
 }
 
