@@ -7,8 +7,26 @@
 
 #include "wire/ucx_frame.h"
 
+/* What came with a header is always what the chunk's part has, inside the chunk. */
+static void check_message(const uint8_t *data, size_t data_len)
+{
+    uint8_t encoded[UCX_MESSAGE_HEADER_BYTES];
+    struct ucx_message message;
+
+    if (ucx_message_decode(data, UCX_MESSAGE_HEADER_BYTES, data_len, &message) != SHOAL_OK)
+        return;
+    FUZZ_REQUIRE(message.len <= UCX_CHUNK_MAX_BYTES && message.offset < message.len);
+    FUZZ_REQUIRE(data_len > 0 && data_len <= message.len - message.offset);
+    FUZZ_REQUIRE(message.addr <= UINT64_MAX - message.len);
+    FUZZ_REQUIRE((ucx_message_bit(&message) & ~ucx_message_all_bits(message.len)) == 0);
+    ucx_message_encode(&message, encoded);
+    FUZZ_REQUIRE(memcmp(data, encoded, sizeof encoded) == 0);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    if (size >= UCX_MESSAGE_HEADER_BYTES)
+        check_message(data, size - UCX_MESSAGE_HEADER_BYTES);
     while (size >= UCX_FRAME_HEADER_BYTES) {
         uint8_t encoded[UCX_FRAME_HEADER_BYTES], twice[UCX_FRAME_HEADER_BYTES];
         struct ucx_frame frame, again;
@@ -17,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             return 0;
         FUZZ_REQUIRE(frame.body_len <= UCX_FRAME_BODY_MAX_BYTES);
         FUZZ_REQUIRE(frame.type != UCX_FRAME_REFUSE || frame.body_len <= UCX_FRAME_REASON_MAX_BYTES);
-        FUZZ_REQUIRE(frame.type != UCX_FRAME_PULL || frame.body_len > UCX_FRAME_PULL_BYTES);
+        FUZZ_REQUIRE(frame.type != UCX_FRAME_PULL || frame.body_len == UCX_FRAME_PULL_BYTES);
         if (frame.type == UCX_FRAME_GRANT || frame.type == UCX_FRAME_PULL)
             FUZZ_REQUIRE(frame.len > 0 && frame.addr <= UINT64_MAX - frame.len);
         ucx_frame_encode(&frame, encoded);

@@ -11,6 +11,7 @@
 #include "transport/ucx_internal.h"
 
 #define LOG_MODULE "ucx"
+#define ONE_SIDED " one-sided"
 #define MAPPER_THREADS 2
 #define MAPPER_QUEUE_MAX 4096
 #define TICK_MAX_MS 1000
@@ -390,7 +391,8 @@ static void ucx_destroy(struct transport *transport)
     free(ucx);
 }
 
-/* args: [ "tls=" UCX_TLS ] [ NIC priority matrix ] */
+/* args: [ "tls=" UCX_TLS ] [ " one-sided" ] [ NIC priority matrix ]. one-sided: by UCX's get and put, also where UCX
+ * does them in software, which is for tests of them on machines without RDMA devices. */
 static enum shoal_status parse_args(struct ucx *ucx, const char *args, struct shoal_error *error)
 {
     enum shoal_status status;
@@ -408,6 +410,10 @@ static enum shoal_status parse_args(struct ucx *ucx, const char *args, struct sh
         if (!ucx->tls)
             return error_no_memory(error);
         args += 4 + len;
+    }
+    if (strncmp(args, ONE_SIDED, strlen(ONE_SIDED)) == 0) {
+        ucx->is_one_sided = true;
+        args += strlen(ONE_SIDED);
     }
     status = nic_matrix_parse(args, strlen(args), &ucx->matrix, error);
     if (status == SHOAL_OK && nic_matrix_is_empty(ucx->matrix)) {
@@ -429,6 +435,7 @@ static enum shoal_status create(const struct transport_env *env, const char *nam
     ucx->env = *env;
     ucx->env.args = NULL;
     ucx->name = name;
+    ucx->is_one_sided = strcmp(name, "rdma") == 0;
     mutex_init(&ucx->mutex, RANK_TRANSPORT);
     cond_init(&ucx->changed);
     list_init(&ucx->conns);

@@ -37,7 +37,6 @@ static void detach(struct ucx_transfer *transfer)
     struct ucx_grant *grant = transfer->grant;
 
     list_remove(&transfer->node);
-    ucx_transfer_unmap(transfer);
     transfer->grant = NULL;
     transfer->link = NULL;
     if (grant)
@@ -376,10 +375,10 @@ static bool conn_frame(void *arg, const struct ucx_frame *frame, const uint8_t *
         is_expected = refused(conn, frame, body);
         break;
     case UCX_FRAME_LINKED:
-        is_expected = ucx_link_open(conn, frame->id, body);
+        is_expected = ucx_link_open(conn, frame->id, frame->key, body);
         break;
-    case UCX_FRAME_PULLED:
-        is_expected = ucx_link_pulled(conn, frame->id);
+    case UCX_FRAME_STORED:
+        is_expected = ucx_link_stored(conn, frame->id);
         break;
     case UCX_FRAME_REVOKE:
         is_expected = revoked(conn, frame);
@@ -663,6 +662,7 @@ void ucx_client_tick(struct ucx *ucx, int64_t now_ms, bool is_late)
 
         if (conn->is_dialing || conn->is_failed)
             continue;
+        ucx_links_nudge(conn);
         if (is_late) {
             conn->heard_ms = now_ms;
             ucx_links_touch(conn, now_ms);

@@ -4,6 +4,7 @@
 #define SHOAL_TRANSPORT_UCX_CLIENT_H
 
 #include "transport/ucx_internal.h"
+#include "transport/ucx_message.h"
 
 /* Memory of the peer that may be accessed. */
 struct ucx_grant {
@@ -41,7 +42,10 @@ struct ucx_link {
     unsigned own_set, peer_set;
     uint64_t id;
     struct ucx_worker *worker; /* owned */
-    bool is_pulling;           /* READs: the peer puts */
+    bool is_messaging;         /* bytes travel as messages; flushing and flushed stay empty */
+    uint64_t token;            /* of messages to us */
+    uint64_t peer_token;       /* and to the peer */
+    struct ucx_sender sender;  /* is_messaging */
     struct list ready;         /* struct ucx_transfer.node: have more to give to UCX */
     struct list flushing;      /* WRITEs that wait for a flush to begin */
     struct list flushed;       /* and for the one under way */
@@ -91,23 +95,23 @@ void ucx_grant_unuse(struct ucx_grant *grant);
 void ucx_conn_fail(struct ucx_conn *conn, enum shoal_status status, const char *text);
 
 /* ucx_link.c */
-void ucx_transfer_unmap(struct ucx_transfer *transfer);
-/* PULLED came. false: for nothing. */
-bool ucx_link_pulled(struct ucx_conn *conn, uint64_t id);
+/* STORED came. false: for nothing. */
+bool ucx_link_stored(struct ucx_conn *conn, uint64_t id);
 /* The link for the transfer's memory here and the peer's there. */
 enum shoal_status ucx_link_get(struct ucx_conn *conn, const struct ucx_transfer *transfer, unsigned peer_set,
                                struct ucx_link **out, struct shoal_error *error);
 /* transfer has its grant. */
 void ucx_link_add(struct ucx_link *link, struct ucx_transfer *transfer);
 /* LINKED came. false: nobody asked. */
-bool ucx_link_open(struct ucx_conn *conn, uint64_t id, const uint8_t *address);
-/* REFUSE came. false: it is not about a link. */
+bool ucx_link_open(struct ucx_conn *conn, uint64_t id, uint64_t peer_token, const uint8_t *address);
+/* REFUSE came. false: it is not about a link or a chunk. */
 bool ucx_link_refused(struct ucx_conn *conn, uint64_t id, const struct shoal_error *error);
 /* transfer is ending: no more chunks. A WRITE that has begun is flushed, so that nothing of it is under way when its
  * grant is given back. */
 void ucx_link_stop(struct ucx_transfer *transfer);
 /* Nothing of the connection's transfers is under way afterwards. Not from inside of UCX. */
 void ucx_links_close(struct ucx_conn *conn);
+void ucx_links_nudge(struct ucx_conn *conn);
 void ucx_links_touch(struct ucx_conn *conn, int64_t now_ms);
 bool ucx_links_are_opening(const struct ucx_conn *conn);
 /* For how long a link with something under way has made no progress; 0: none such. */

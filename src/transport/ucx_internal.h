@@ -24,22 +24,22 @@
 #include "transport/ucx_lib.h"
 
 #define UCX_SETS_MAX 64
-#define UCX_CHUNK_BYTES (1u << 20)    /* what one request of UCX moves: the grain of cancel and of progress */
-#define UCX_WINDOW_BYTES (8ull << 20) /* under way on one link */
-#define UCX_WINDOW_CHUNKS 128         /* and their number */
-#define UCX_TRANSFER_CHUNKS 64        /* of one request at a time: bits of done_bits */
-#define UCX_ASKS_MAX 32               /* unanswered questions for memory on one connection */
-#define UCX_GRANTS_MAX 256            /* remembered by the requesting side; the serving side takes on twice that */
-#define UCX_LINKS_MAX 16              /* of one connection */
-#define UCX_CONNS_MAX 256             /* peers that are connected to */
-#define UCX_SERVINGS_MAX 1024         /* accepted connections */
-#define UCX_SERVING_LINKS_MAX 256     /* links of all of them: each is a worker with its queues */
-#define UCX_REVOKE_TIMEOUT_MS 2000    /* for the answer to REVOKE, before the peer's links are destroyed */
-#define UCX_CANCEL_GRACE_MS 1000      /* for chunks under way of a request that was canceled */
-#define UCX_FALLBACK_MS 60000         /* for so long the fallback devices are used after the preferred ones failed */
-#define UCX_IDLE_MS 60000             /* a connection without requests is closed */
-#define UCX_PING_MS 15000             /* how often the requesting side says that it lives */
-#define UCX_SILENCE_MS 90000          /* before the serving side believes that it does not */
+#define UCX_CHUNK_BYTES UCX_CHUNK_MAX_BYTES /* the grain of cancel and of progress */
+#define UCX_WINDOW_BYTES (8ull << 20)       /* under way on one link */
+#define UCX_WINDOW_CHUNKS 128               /* and their number */
+#define UCX_TRANSFER_CHUNKS 64              /* of one request at a time: bits of done_bits */
+#define UCX_ASKS_MAX 32                     /* unanswered questions for memory on one connection */
+#define UCX_GRANTS_MAX 256         /* remembered by the requesting side; the serving side takes on twice that */
+#define UCX_LINKS_MAX 16           /* of one connection */
+#define UCX_CONNS_MAX 256          /* peers that are connected to */
+#define UCX_SERVINGS_MAX 1024      /* accepted connections */
+#define UCX_SERVING_LINKS_MAX 256  /* links of all of them: each is a worker with its queues */
+#define UCX_REVOKE_TIMEOUT_MS 2000 /* for the answer to REVOKE, before the peer's links are destroyed */
+#define UCX_CANCEL_GRACE_MS 1000   /* for chunks under way of a request that was canceled */
+#define UCX_FALLBACK_MS 60000      /* for so long the fallback devices are used after the preferred ones failed */
+#define UCX_IDLE_MS 60000          /* a connection without requests is closed */
+#define UCX_PING_MS 15000          /* how often the requesting side says that it lives */
+#define UCX_SILENCE_MS 90000       /* before the serving side believes that it does not */
 #define UCX_SET_TEXT_BYTES 1024
 
 struct ucx_conn;
@@ -87,6 +87,7 @@ struct ucx {
     struct nic_matrix *matrix; /* owned; NULL: none */
     bool has_fallback;         /* some row of the matrix has */
     bool is_serving;           /* the endpoint's handler is ours */
+    bool is_one_sided;         /* by UCX's get and put, also where UCX does them in software */
     struct loop *loop;         /* owned */
     struct executor *mapper;   /* owned */
     struct ucx_counters counters;
@@ -140,11 +141,7 @@ struct ucx_transfer {
     struct ucx_link *link;
     uint64_t issued, arrived; /* bytes; what has arrived without gap */
     uint64_t done_bits;       /* chunks behind arrived that are done */
-    ucp_mem_h mapped;         /* owned: local as the peer fills it; NULL: it does not */
-    void *rkey;               /* owned */
-    size_t rkey_len;
-    ucp_context_h mapped_by;
-    unsigned in_flight; /* chunks */
+    unsigned in_flight;       /* chunks */
     unsigned tries;
     bool is_flushing; /* WRITE: all chunks are done, its flush is not */
     bool is_ending;   /* ends with status as soon as nothing is in flight */
@@ -228,7 +225,7 @@ struct ucx_lent {
     struct ucx_serving *serving;
     struct ucx_mapping *mapping;
     uint64_t id;
-    bool is_readable;
+    unsigned access;            /* of enum ucx_frame_access */
     int64_t revoke_deadline_ms; /* > 0: its end was asked for */
 };
 void ucx_serving_accept(void *arg, int fd, const struct hello *peer); /* loop 0; arg: struct ucx */

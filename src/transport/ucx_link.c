@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Links of the requesting side: requests cut into chunks, a window of them given to UCX, WRITEs flushed. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 #include "base/endian.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "transport/ucx_client.h"
 
 #define LOG_MODULE "ucx"
@@ -17,7 +19,11 @@ struct chunk {
     struct ucx_link *link;
     struct ucx_transfer *transfer;
     uint64_t offset, len;
-    uint64_t id; /* of PULL */
+    /* Of messages. Done once both sides are: UCX has sent what is written and the peer has answered. */
+    uint64_t id;
+    uint32_t bits; /* messages that have arrived */
+    bool is_pushing, is_stored, is_refused;
+    struct ucx_push push;
 };
 
 static struct ucx *ucx_of(const struct ucx_link *link)
@@ -55,7 +61,8 @@ static void transfer_done(struct ucx_link *link, struct ucx_transfer *transfer)
 {
     struct shoal_error why;
 
-    if (transfer->request->op == SHOAL_OP_WRITE && transfer->issued > 0 && !transfer->is_flushing) {
+    if (transfer->request->op == SHOAL_OP_WRITE && transfer->issued > 0 && !transfer->is_flushing &&
+        !link->is_messaging) {
         transfer->is_flushing = true;
         list_remove(&transfer->node);
         list_push_back(&link->flushing, &transfer->node);
@@ -130,84 +137,147 @@ static ucp_rkey_h rkey_of(struct ucx_link *link, struct ucx_grant *grant)
     return *rkey;
 }
 
-/* So that the peer can fill it. */
-static bool map_local(struct ucx_link *link, struct ucx_transfer *transfer)
-{
-    struct ucx *ucx = ucx_of(link);
-    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
-                                   .address = transfer->request->local,
-                                   .length = transfer->request->len_bytes};
-    ucs_status_t status;
+/* --- messages --- */
 
-    if (transfer->rkey)
-        return true;
-    transfer->mapped_by = ucx->sets[link->own_set].context;
-    status = ucx->lib->mem_map(transfer->mapped_by, &params, &transfer->mapped);
-    if (status != UCS_OK)
-        transfer->mapped = NULL;
-    else
-        status = ucx->lib->rkey_pack(transfer->mapped_by, transfer->mapped, &transfer->rkey, &transfer->rkey_len);
-    if (status == UCS_OK && transfer->rkey_len <= UCX_FRAME_BODY_MAX_BYTES - UCX_FRAME_PULL_BYTES)
-        return true;
-    link_broke(link, "mapping local memory", status);
-    return false;
+static void unreadable(struct chunk *chunk)
+{
+    struct ucx_link *link = chunk->link;
+    struct shoal_error error;
+
+    error_set(&error, SHOAL_IO, EFAULT, "local memory cannot be read");
+    ucx_transfer_stop(chunk->transfer, SHOAL_IO, &error);
+    ucx_conn_fail(link->conn, SHOAL_UNREACHABLE, "a write ended in its middle"); /* the peer waits for the rest */
 }
 
-void ucx_transfer_unmap(struct ucx_transfer *transfer)
+/* It was refused; transfer is ending. */
+static void chunk_drop(struct chunk *chunk)
 {
-    const struct ucx_lib *lib = transfer->peer->ucx->lib;
-
-    if (transfer->rkey)
-        lib->rkey_buffer_release(transfer->rkey);
-    if (transfer->mapped)
-        lib->mem_unmap(transfer->mapped_by, transfer->mapped);
-    transfer->rkey = NULL;
-    transfer->mapped = NULL;
-}
-
-/* Asks the peer to put the chunk here. */
-static bool pull(struct ucx_link *link, struct chunk *chunk)
-{
+    struct ucx_link *link = chunk->link;
     struct ucx_transfer *transfer = chunk->transfer;
-    struct ucx_conn *conn = link->conn;
+
+    account(link, chunk, -1);
+    list_remove(&chunk->node);
+    list_push_back(&link->spare_chunks, &chunk->node);
+    if (transfer->in_flight == 0)
+        transfer_done(link, transfer);
+}
+
+static void pushed(struct ucx_push *push, ucs_status_t status)
+{
+    struct chunk *chunk = container_of(push, struct chunk, push);
+
+    chunk->is_pushing = false;
+    if (chunk->is_refused)
+        chunk_drop(chunk);
+    else if (status == UCS_ERR_INVALID_ADDR)
+        unreadable(chunk);
+    else if (status != UCS_OK || chunk->is_stored)
+        chunk_done(chunk, status);
+}
+
+/* Asks the peer to send the chunk, or sends it. false: the connection fails. */
+static bool exchange(struct ucx_link *link, struct chunk *chunk)
+{
+    const struct ucx_transfer *transfer = chunk->transfer;
+    const struct transport_request *request = transfer->request;
+    uint64_t addr = request->remote_addr + chunk->offset;
     struct ucx_frame frame = {.type = UCX_FRAME_PULL,
-                              .addr = transfer->request->remote_addr + chunk->offset,
+                              .addr = addr,
                               .key = transfer->grant->id,
                               .len = chunk->len,
-                              .body_len = (uint32_t)(UCX_FRAME_PULL_BYTES + transfer->rkey_len)};
-    uint8_t *body = malloc(frame.body_len);
+                              .body_len = UCX_FRAME_PULL_BYTES};
+    uint8_t body[UCX_FRAME_PULL_BYTES];
 
-    if (!body) {
-        ucx_conn_fail(conn, SHOAL_NO_MEMORY, "out of memory");
-        return false;
+    frame.id = chunk->id = ++link->conn->next_id;
+    if (request->op == SHOAL_OP_WRITE) {
+        chunk->is_pushing = true;
+        chunk->push = (struct ucx_push){.from = (const uint8_t *)request->local + chunk->offset,
+                                        .header = {.token = link->peer_token,
+                                                   .id = chunk->id,
+                                                   .grant = transfer->grant->id,
+                                                   .addr = addr,
+                                                   .len = (uint32_t)chunk->len}};
+        ucx_sender_add(&link->sender, &chunk->push);
+        return true;
     }
-    frame.id = chunk->id = ++conn->next_id;
     put_le64(body, link->id);
-    put_le64(body + 8, (uint64_t)(uintptr_t)transfer->request->local + chunk->offset);
-    memcpy(body + UCX_FRAME_PULL_BYTES, transfer->rkey, transfer->rkey_len);
-    if (!ucx_channel_send(&conn->channel, &frame, body))
-        ucx_conn_fail(conn, SHOAL_UNREACHABLE, "connection was lost");
-    free(body);
-    return !conn->is_failed;
+    if (!ucx_channel_send(&link->conn->channel, &frame, body))
+        ucx_conn_fail(link->conn, SHOAL_UNREACHABLE, "connection was lost");
+    return !link->conn->is_failed;
 }
 
-bool ucx_link_pulled(struct ucx_conn *conn, uint64_t id)
+static struct chunk *find_chunk(struct ucx_link *link, uint64_t id)
 {
-    for (unsigned i = 0; i < UCX_LINKS_MAX; i++) {
-        struct ucx_link *link = &conn->links[i];
-
-        if (link->state != UCX_LINK_OPEN || !link->is_pulling)
-            continue;
-        LIST_FOR_EACH (chunk, &link->chunks, struct chunk, node) {
-            if (chunk->id != id)
-                continue;
-            chunk->id = 0;
-            chunk_done(chunk, UCS_OK);
-            ucx_worker_kick(link->worker);
-            return true;
-        }
+    LIST_FOR_EACH (chunk, &link->chunks, struct chunk, node) {
+        if (chunk->id == id)
+            return chunk;
     }
-    return false;
+    return NULL;
+}
+
+static struct chunk *find_exchanged(struct ucx_conn *conn, uint64_t id)
+{
+    struct chunk *chunk = NULL;
+
+    for (unsigned i = 0; i < UCX_LINKS_MAX && !chunk; i++)
+        if (conn->links[i].state == UCX_LINK_OPEN && conn->links[i].is_messaging)
+            chunk = find_chunk(&conn->links[i], id);
+    return chunk;
+}
+
+bool ucx_link_stored(struct ucx_conn *conn, uint64_t id)
+{
+    struct chunk *chunk = find_exchanged(conn, id);
+
+    if (!chunk || chunk->transfer->request->op != SHOAL_OP_WRITE || chunk->is_stored)
+        return false;
+    chunk->is_stored = true;
+    ucx_worker_kick(chunk->link->worker);
+    if (!chunk->is_pushing)
+        chunk_done(chunk, UCS_OK);
+    return true;
+}
+
+/* From inside of UCX: bytes that were asked for. What came too late, for chunks that are no more, is nobody's. */
+static ucs_status_t take(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                         const ucp_am_recv_param_t *param)
+{
+    struct ucx_link *link = arg;
+    struct ucx_message message;
+    enum ucx_message_kind kind = ucx_message_read(header, header_len, len, param, link->token, &message);
+    struct chunk *chunk = kind == UCX_MESSAGE_GOOD ? find_chunk(link, message.id) : NULL;
+    struct transport_request *request = chunk ? chunk->transfer->request : NULL;
+
+    if (kind == UCX_MESSAGE_STRANGE || link->state != UCX_LINK_OPEN || link->conn->is_failed)
+        return UCS_OK;
+    if (kind == UCX_MESSAGE_BAD || (chunk && (request->op != SHOAL_OP_READ || message.len != chunk->len ||
+                                              chunk->bits & ucx_message_bit(&message)))) {
+        ucx_count(&ucx_of(link)->counters.protocol_errors, 1);
+        ucx_conn_fail(link->conn, SHOAL_PROTOCOL, "malformed message");
+    } else if (chunk && !ucx_copy_to((char *)request->local + chunk->offset + message.offset, data, len)) {
+        struct shoal_error error;
+
+        error_set(&error, SHOAL_IO, EFAULT, "local memory cannot be written");
+        ucx_transfer_stop(chunk->transfer, SHOAL_IO, &error);
+        ucx_conn_fail(link->conn, SHOAL_UNREACHABLE, "a read ended in its middle");
+    } else if (chunk) {
+        link->progress_ms = clock_now_ms();
+        chunk->bits |= ucx_message_bit(&message);
+        if (chunk->bits == ucx_message_all_bits(message.len))
+            chunk_done(chunk, UCS_OK);
+    }
+    return UCS_OK;
+}
+
+/* The peer cannot access its memory. */
+static void chunk_refused(struct chunk *chunk, enum shoal_status status, const struct shoal_error *error)
+{
+    ucx_transfer_stop(chunk->transfer, status, error);
+    chunk->is_refused = true;
+    if (chunk->is_pushing)
+        ucx_sender_stop(&chunk->link->sender, &chunk->push);
+    else
+        chunk_drop(chunk);
 }
 
 /* Gives the next chunk to UCX; transfer may be gone afterwards. false: it could not. */
@@ -215,9 +285,8 @@ static bool issue(struct ucx_link *link, struct ucx_transfer *transfer)
 {
     const struct ucx_lib *lib = ucx_of(link)->lib;
     const struct transport_request *request = transfer->request;
-    bool is_pulled = link->is_pulling && request->op == SHOAL_OP_READ;
-    ucp_rkey_h rkey = is_pulled ? NULL : rkey_of(link, transfer->grant);
-    bool is_ready = is_pulled ? map_local(link, transfer) : rkey != NULL;
+    ucp_rkey_h rkey = link->is_messaging ? NULL : rkey_of(link, transfer->grant);
+    bool is_ready = link->is_messaging || rkey;
     struct list_node *spare = is_ready ? list_pop_front(&link->spare_chunks) : NULL;
     struct chunk *chunk = spare ? container_of(spare, struct chunk, node) : is_ready ? malloc(sizeof *chunk) : NULL;
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
@@ -242,8 +311,8 @@ static bool issue(struct ucx_link *link, struct ucx_transfer *transfer)
     list_remove(&transfer->node);
     if (chunk->len < left)
         list_push_back(&link->ready, &transfer->node);
-    if (is_pulled)
-        return pull(link, chunk);
+    if (link->is_messaging)
+        return exchange(link, chunk);
     if (request->op == SHOAL_OP_READ)
         result = lib->get_nbx(link->worker->ep, local, chunk->len, request->remote_addr + offset, rkey, &param);
     else
@@ -315,6 +384,8 @@ static bool pump(void *arg)
             return false;
         is_busy = true;
     }
+    if (link->is_messaging)
+        is_busy |= ucx_sender_pump(&link->sender);
     if (!list_is_empty(&link->flushing) && !link->is_flush_running) {
         flush_begin(link);
         is_busy = true;
@@ -354,7 +425,7 @@ static enum shoal_status own_set(struct ucx_conn *conn, const struct ucx_transfe
 enum shoal_status ucx_link_get(struct ucx_conn *conn, const struct ucx_transfer *transfer, unsigned peer_set,
                                struct ucx_link **out, struct shoal_error *error)
 {
-    struct ucx_frame frame = {.type = UCX_FRAME_LINK, .set = (uint16_t)peer_set};
+    struct ucx_frame frame = {.type = UCX_FRAME_LINK, .set = (uint16_t)peer_set, .key = random_id()};
     const struct ucx_lib *lib = conn->peer_ucx->lib;
     struct ucx_link *link, *spare = NULL;
     ucp_address_t *address = NULL;
@@ -386,14 +457,17 @@ enum shoal_status ucx_link_get(struct ucx_conn *conn, const struct ucx_transfer 
                                .index = (unsigned)(spare - conn->links),
                                .own_set = set,
                                .peer_set = peer_set,
-                               .id = frame.id};
+                               .id = frame.id,
+                               .token = frame.key};
     list_init(&spare->ready);
     list_init(&spare->flushing);
     list_init(&spare->flushed);
     list_init(&spare->chunks);
     list_init(&spare->spare_chunks);
     status = ucx_worker_create(conn->peer_ucx, set, pump, spare, &spare->worker, error);
-    if (status == SHOAL_OK && lib->worker_get_address(spare->worker->handle, &address, &len) != UCS_OK) {
+    ucx_sender_init(&spare->sender, spare->worker, pushed);
+    if (status == SHOAL_OK && (ucx_message_receive(spare->worker, take, spare) != UCS_OK ||
+                               lib->worker_get_address(spare->worker->handle, &address, &len) != UCS_OK)) {
         ucx_worker_destroy(spare->worker);
         status = error_set(error, SHOAL_UNSUPPORTED, 0, "the worker has no address");
     }
@@ -454,7 +528,7 @@ static struct ucx_link *find_opening(struct ucx_conn *conn, uint64_t id)
     return NULL;
 }
 
-bool ucx_link_open(struct ucx_conn *conn, uint64_t id, const uint8_t *address)
+bool ucx_link_open(struct ucx_conn *conn, uint64_t id, uint64_t peer_token, const uint8_t *address)
 {
     struct ucx_link *link = find_opening(conn, id);
     struct ucx *ucx = conn->peer_ucx;
@@ -467,10 +541,10 @@ bool ucx_link_open(struct ucx_conn *conn, uint64_t id, const uint8_t *address)
         give_up(link, &error);
         return true;
     }
-    /* Where UCX answers a get in software, a requester that dies takes the serving process with it (UCX 1.13 aborts
-     * when an answer cannot be sent). Then the serving side puts instead. Shared memory always takes an answer, and
-     * RDMA devices answer without software. */
-    link->is_pulling = link->worker->has_error_handling && strcmp(ucx->name, "rdma") != 0;
+    /* Where UCX answers a get or a put in software, a peer that dies takes this process with it (UCX 1.13 aborts when
+     * an answer cannot be sent). Shared memory always takes an answer, and RDMA devices answer without software. */
+    link->is_messaging = link->worker->has_error_handling && !ucx->is_one_sided;
+    link->peer_token = peer_token;
     link->state = UCX_LINK_OPEN;
     link->progress_ms = clock_now_ms();
     ucx_count(&ucx->counters.links, 1);
@@ -483,10 +557,13 @@ bool ucx_link_open(struct ucx_conn *conn, uint64_t id, const uint8_t *address)
 bool ucx_link_refused(struct ucx_conn *conn, uint64_t id, const struct shoal_error *error)
 {
     struct ucx_link *link = find_opening(conn, id);
+    struct chunk *chunk = link ? NULL : find_exchanged(conn, id);
 
     if (link)
         give_up(link, error);
-    return link != NULL;
+    else if (chunk)
+        chunk_refused(chunk, error->status, error);
+    return link || chunk;
 }
 
 void ucx_link_stop(struct ucx_transfer *transfer)
@@ -498,17 +575,6 @@ void ucx_link_stop(struct ucx_transfer *transfer)
         transfer_done(transfer->link, transfer);
 }
 
-static void drop_pulled(struct ucx_link *link)
-{
-    LIST_FOR_EACH_SAFE (chunk, &link->chunks, struct chunk, node) {
-        if (!chunk->id)
-            continue;
-        account(link, chunk, -1);
-        list_remove(&chunk->node);
-        free(chunk);
-    }
-}
-
 static void link_close(struct ucx_link *link)
 {
     struct ucx *ucx = ucx_of(link);
@@ -517,9 +583,10 @@ static void link_close(struct ucx_link *link)
     struct list_node *node;
 
     link->state = UCX_LINK_CLOSING;
-    if (link->is_pulling)
-        drop_pulled(link); /* no callback of UCX will end them */
-    is_quiet = ucx_worker_disconnect(link->worker, &link->chunk_count) && is_quiet;
+    ucx_sender_close(&link->sender);
+    is_quiet =
+        ucx_worker_disconnect(link->worker, link->is_messaging ? &link->sender.flying_count : &link->chunk_count) &&
+        is_quiet;
     LIST_FOR_EACH (grant, &link->conn->grants, struct ucx_grant, node) {
         /* A request that still holds the key is released with the worker, and so is the key. */
         if (grant->rkeys[link->index] && is_quiet)
@@ -528,6 +595,7 @@ static void link_close(struct ucx_link *link)
     }
     ucx_worker_destroy(link->worker);
     link->worker = NULL;
+    ucx_sender_release(&link->sender);
     while ((node = list_pop_front(&link->chunks))) {
         struct chunk *chunk = container_of(node, struct chunk, node);
 
@@ -554,6 +622,13 @@ void ucx_links_close(struct ucx_conn *conn)
         list_remove(&transfer->node);
         transfer->link = NULL;
     }
+}
+
+void ucx_links_nudge(struct ucx_conn *conn)
+{
+    for (unsigned i = 0; i < UCX_LINKS_MAX; i++)
+        if (conn->links[i].state == UCX_LINK_OPEN)
+            ucx_sender_nudge(&conn->links[i].sender);
 }
 
 void ucx_links_touch(struct ucx_conn *conn, int64_t now_ms)

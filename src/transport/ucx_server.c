@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The serving side: accepted connections, the workers that peers reach, and the memory that they were granted. */
 #include <assert.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,18 +10,27 @@
 #include "base/endian.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "transport/ucx_internal.h"
+#include "base/random.h"
+#include "transport/ucx_message.h"
 
 #define LOG_MODULE "ucx"
 
 #define PULLS_MAX (2 * UCX_WINDOW_CHUNKS) /* of one link */
+#define ARRIVALS_MAX UCX_WINDOW_CHUNKS    /* of one link */
 
-/* A place in the requester's memory that is being filled. */
+/* A chunk that the requester asked for. */
 struct pull {
-    struct list_node node; /* in link->putting, putted or flushed */
+    struct list_node node; /* in link->pulls */
     struct serving_link *link;
-    uint64_t id;
-    ucp_rkey_h rkey; /* owned */
+    struct ucx_push push;
+};
+
+/* A chunk that the requester is writing. */
+struct arrival {
+    struct list_node node; /* in link->arrivals */
+    uint64_t id, grant, addr;
+    uint32_t len, bits; /* messages that have come */
+    bool is_failed;     /* memory cannot be written */
 };
 
 struct serving_link {
@@ -28,11 +38,13 @@ struct serving_link {
     uint64_t id;
     struct ucx_worker *worker; /* owned */
     uint8_t *address;          /* owned: of the requester's worker */
-    struct list putting;       /* struct pull: UCX has them */
-    struct list putted;        /* wait for a flush to begin */
-    struct list flushed;       /* and for the one under way */
-    unsigned putting_count, pull_count;
-    bool is_flush_running, is_closing;
+    uint64_t token;            /* of messages to us */
+    uint64_t peer_token;       /* and to the requester */
+    struct list pulls;         /* struct pull */
+    struct list arrivals;      /* struct arrival */
+    unsigned pull_count, arrival_count;
+    struct ucx_sender sender;
+    bool is_closing;
 };
 
 struct ucx_serving {
@@ -52,14 +64,6 @@ struct ucx_serving {
     bool is_fail_posted, is_closed;
 };
 
-static void drop_lent(struct ucx_lent *lent)
-{
-    list_remove(&lent->node);
-    lent->serving->lent_count--;
-    ucx_mapping_drop(lent->mapping, lent);
-    free(lent);
-}
-
 static void pull_free(struct pull *pull)
 {
     pull->link->pull_count--;
@@ -67,23 +71,48 @@ static void pull_free(struct pull *pull)
     free(pull);
 }
 
-static void drop_pulls(struct list *pulls)
+static void arrival_free(struct serving_link *link, struct arrival *arrival)
 {
-    struct list_node *node;
+    link->arrival_count--;
+    list_remove(&arrival->node);
+    free(arrival);
+}
 
-    while ((node = list_first(pulls)))
-        pull_free(container_of(node, struct pull, node));
+/* The link touches no memory under that grant any more. */
+static void link_forget(struct serving_link *link, uint64_t grant)
+{
+    LIST_FOR_EACH_SAFE (pull, &link->pulls, struct pull, node) {
+        if (pull->push.header.grant == grant)
+            ucx_sender_stop(&link->sender, &pull->push);
+    }
+    LIST_FOR_EACH_SAFE (arrival, &link->arrivals, struct arrival, node) {
+        if (arrival->grant == grant)
+            arrival_free(link, arrival);
+    }
+}
+
+static void drop_lent(struct ucx_lent *lent)
+{
+    for (unsigned i = 0; i < lent->serving->link_count; i++)
+        link_forget(&lent->serving->links[i], lent->id);
+    list_remove(&lent->node);
+    lent->serving->lent_count--;
+    ucx_mapping_drop(lent->mapping, lent);
+    free(lent);
 }
 
 /* Afterwards nobody accesses memory through its worker, and no callback comes. */
 static void link_close(struct serving_link *link)
 {
     link->is_closing = true;
-    (void)ucx_worker_disconnect(link->worker, &link->putting_count);
+    ucx_sender_close(&link->sender);
+    (void)ucx_worker_disconnect(link->worker, &link->sender.flying_count);
     ucx_worker_destroy(link->worker);
-    drop_pulls(&link->putting);
-    drop_pulls(&link->putted);
-    drop_pulls(&link->flushed);
+    ucx_sender_release(&link->sender);
+    LIST_FOR_EACH_SAFE (pull, &link->pulls, struct pull, node)
+        pull_free(pull);
+    LIST_FOR_EACH_SAFE (arrival, &link->arrivals, struct arrival, node)
+        arrival_free(link, arrival);
     free(link->address);
 }
 
@@ -104,6 +133,7 @@ static void serving_close(struct ucx_serving *serving)
     for (unsigned i = 0; i < serving->link_count; i++)
         link_close(&serving->links[i]);
     ucx_count(&ucx->counters.serving_links, -(int64_t)serving->link_count);
+    serving->link_count = 0;
     while ((node = list_first(&serving->lent)))
         drop_lent(container_of(node, struct ucx_lent, node));
     ucx_count(&ucx->counters.servings, -1);
@@ -238,7 +268,7 @@ static bool serve_ask(struct ucx_serving *serving, const struct ucx_frame *frame
     if (status != SHOAL_OK) {
         memory_unpin(ucx->env.memory, region);
     } else {
-        *lent = (struct ucx_lent){.serving = serving, .id = frame->id, .is_readable = frame->code & UCX_FRAME_READ};
+        *lent = (struct ucx_lent){.serving = serving, .id = frame->id, .access = frame->code};
         list_node_init(&lent->waiting_node);
         status = ucx_mapping_use(ucx, set, region, lent, &lent->mapping, &error);
     }
@@ -253,78 +283,54 @@ static bool serve_ask(struct ucx_serving *serving, const struct ucx_frame *frame
     return lent->mapping->is_mapped ? grant(lent) : true;
 }
 
-/* --- pulls --- */
+/* --- bytes --- */
 
-static void flush_done(struct serving_link *link, ucs_status_t status)
+static void report(struct serving_link *link, const struct ucx_frame *frame, const char *text)
 {
-    struct list_node *node;
-
-    link->is_flush_running = false;
-    if (link->is_closing)
-        return;
-    if (status != UCS_OK) {
+    if (!link->serving->is_failed && !ucx_channel_send(&link->serving->channel, frame, text))
         serving_fail(link->serving);
-        return;
-    }
-    while ((node = list_first(&link->flushed))) {
-        struct pull *pull = container_of(node, struct pull, node);
-        struct ucx_frame frame = {.type = UCX_FRAME_PULLED, .id = pull->id};
-
-        pull_free(pull);
-        if (!link->serving->is_failed && !ucx_channel_send(&link->serving->channel, &frame, NULL))
-            serving_fail(link->serving);
-    }
 }
 
-static void flush_called(void *request, ucs_status_t status, void *arg)
+/* A mapped file shrank. Who asks for a grant again is told so. */
+static void refuse_memory(struct serving_link *link, uint64_t id, uint64_t grant_id, const char *text)
 {
-    struct serving_link *link = arg;
+    struct ucx *ucx = link->serving->ucx;
+    struct ucx_lent *lent = find_lent(link->serving, grant_id);
+    struct ucx_frame refuse_it = {
+        .type = UCX_FRAME_REFUSE, .code = UCX_FRAME_UNREADABLE, .id = id, .body_len = (uint32_t)strlen(text)};
+    struct ucx_frame revoke_it = {.type = UCX_FRAME_REVOKE, .id = grant_id};
 
-    link->serving->ucx->lib->request_free(request);
-    flush_done(link, status);
+    report(link, &refuse_it, text);
+    if (!lent || lent->revoke_deadline_ms)
+        return;
+    LOG_WARN("registered memory at %#" PRIx64 " is not accessible (was a mapped file truncated?)",
+             lent->mapping->bounds.addr);
+    memory_mark_faulty(ucx->env.memory, lent->mapping->region);
+    ucx_count(&ucx->counters.revocations, 1);
+    lent->revoke_deadline_ms = deadline_after_ms(UCX_REVOKE_TIMEOUT_MS);
+    report(link, &revoke_it, NULL);
 }
 
-/* Called after each progress of the worker: what has been put is flushed, so that the requester may be told. */
+/* A chunk that was asked for was sent, or will not be. */
+static void pushed(struct ucx_push *push, ucs_status_t status)
+{
+    struct pull *pull = container_of(push, struct pull, push);
+    struct serving_link *link = pull->link;
+    uint64_t id = push->header.id, grant_id = push->header.grant;
+
+    pull_free(pull);
+    if (status == UCS_ERR_INVALID_ADDR)
+        refuse_memory(link, id, grant_id, "memory is unreadable");
+    else if (status != UCS_OK && status != UCS_ERR_CANCELED)
+        serving_fail(link->serving);
+}
+
+/* Called after each progress of the worker. */
 static bool pump(void *arg)
 {
     struct serving_link *link = arg;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                 .cb.send = flush_called,
-                                 .user_data = link};
-    struct list_node *node;
-    ucs_status_ptr_t result;
 
-    if (list_is_empty(&link->putted) || link->is_flush_running || link->is_closing)
-        return false;
-    while ((node = list_pop_front(&link->putted)))
-        list_push_back(&link->flushed, node);
-    link->is_flush_running = true;
-    result = link->serving->ucx->lib->ep_flush_nbx(link->worker->ep, &param);
-    if (!UCS_PTR_IS_PTR(result))
-        flush_done(link, UCS_PTR_STATUS(result));
-    return true;
-}
-
-static void put_done(struct pull *pull, ucs_status_t status)
-{
-    struct serving_link *link = pull->link;
-
-    link->putting_count--;
-    link->serving->ucx->lib->rkey_destroy(pull->rkey);
-    if (link->is_closing)
-        return;
-    list_remove(&pull->node);
-    list_push_back(&link->putted, &pull->node);
-    if (status != UCS_OK)
-        serving_fail(link->serving);
-}
-
-static void put_called(void *request, ucs_status_t status, void *arg)
-{
-    struct pull *pull = arg;
-
-    pull->link->serving->ucx->lib->request_free(request);
-    put_done(pull, status);
+    return !link->is_closing && ucx_sender_pump(&link->sender);
 }
 
 static void ep_failed(void *arg, ucp_ep_h ep, ucs_status_t status)
@@ -345,60 +351,113 @@ static struct serving_link *find_link(struct ucx_serving *serving, uint64_t id)
     return NULL;
 }
 
-/* false: the peer asks for what it was not granted, or for too much at once. */
-static bool is_pull_good(const struct serving_link *link, const struct ucx_lent *lent, const struct ucx_frame *frame)
+/* Whether the peer may access that range in that way. */
+static bool is_granted(const struct ucx_lent *lent, unsigned access, uint64_t addr, uint64_t len)
 {
     const struct memory_bounds *bounds;
 
-    if (!link || !lent || !lent->is_readable || !lent->mapping->is_mapped || lent->mapping->is_failed ||
-        link->pull_count == PULLS_MAX)
+    if (!lent || !(lent->access & access) || !lent->mapping->is_mapped || lent->mapping->is_failed)
         return false;
     bounds = &lent->mapping->bounds;
-    return frame->addr >= bounds->addr && frame->addr - bounds->addr <= bounds->len &&
-           frame->len <= bounds->len - (frame->addr - bounds->addr);
+    return addr >= bounds->addr && addr - bounds->addr <= bounds->len && len <= bounds->len - (addr - bounds->addr);
+}
+
+static void count_violation(struct ucx_serving *serving)
+{
+    ucx_count(&serving->ucx->counters.protocol_errors, 1);
+    LOG_WARN("'%s' asks for memory that it was not granted, or for too much at once", serving->peer_name);
 }
 
 static bool serve_pull(struct ucx_serving *serving, const struct ucx_frame *frame, const uint8_t *body)
 {
     struct serving_link *link = find_link(serving, get_le64(body));
-    const struct ucx_lib *lib = serving->ucx->lib;
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                 .cb.send = put_called};
-    ucs_status_ptr_t result;
     struct pull *pull;
 
-    if (!is_pull_good(link, find_lent(serving, frame->key), frame)) {
-        ucx_count(&serving->ucx->counters.protocol_errors, 1);
-        LOG_WARN("'%s' asks for memory that it was not granted", serving->peer_name);
+    if (!link || link->pull_count == PULLS_MAX ||
+        !is_granted(find_lent(serving, frame->key), UCX_FRAME_READ, frame->addr, frame->len)) {
+        count_violation(serving);
         serving_close(serving);
         return false;
     }
     pull = calloc(1, sizeof *pull);
     if (!pull ||
-        (!link->worker->ep && ucx_worker_connect(link->worker, link->address, ep_failed, link, NULL) != SHOAL_OK) ||
-        lib->ep_rkey_unpack(link->worker->ep, body + UCX_FRAME_PULL_BYTES, &pull->rkey) != UCS_OK) {
+        (!link->worker->ep && ucx_worker_connect(link->worker, link->address, ep_failed, link, NULL) != SHOAL_OK)) {
         free(pull);
         serving_close(serving);
         return false;
     }
     pull->link = link;
-    pull->id = frame->id;
-    list_push_back(&link->putting, &pull->node);
-    link->putting_count++;
+    pull->push = (struct ucx_push){
+        .from = (const uint8_t *)(uintptr_t)frame->addr,
+        .header = {.token = link->peer_token, .id = frame->id, .grant = frame->key, .len = (uint32_t)frame->len}};
+    list_push_back(&link->pulls, &pull->node);
     link->pull_count++;
-    param.user_data = pull;
-    result = lib->put_nbx(link->worker->ep, (void *)(uintptr_t)frame->addr, frame->len, get_le64(body + 8), pull->rkey,
-                          &param);
-    if (!UCS_PTR_IS_PTR(result))
-        put_done(pull, UCS_PTR_STATUS(result));
+    ucx_sender_add(&link->sender, &pull->push);
     ucx_worker_kick(link->worker);
     return true;
+}
+
+/* NULL: not a message that the peer may send. */
+static struct arrival *arrival_of(struct serving_link *link, const struct ucx_message *message)
+{
+    struct arrival *arrival;
+
+    LIST_FOR_EACH (known, &link->arrivals, struct arrival, node) {
+        if (known->id == message->id)
+            return known->grant == message->grant && known->addr == message->addr && known->len == message->len &&
+                           !(known->bits & ucx_message_bit(message))
+                       ? known
+                       : NULL;
+    }
+    if (link->arrival_count == ARRIVALS_MAX ||
+        !is_granted(find_lent(link->serving, message->grant), UCX_FRAME_WRITE, message->addr, message->len))
+        return NULL;
+    arrival = calloc(1, sizeof *arrival);
+    if (!arrival)
+        return NULL;
+    *arrival = (struct arrival){.id = message->id, .grant = message->grant, .addr = message->addr, .len = message->len};
+    list_push_back(&link->arrivals, &arrival->node);
+    link->arrival_count++;
+    return arrival;
+}
+
+/* From inside of UCX: bytes that the requester writes. */
+static ucs_status_t take(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                         const ucp_am_recv_param_t *param)
+{
+    struct serving_link *link = arg;
+    struct ucx_message message;
+    enum ucx_message_kind kind = ucx_message_read(header, header_len, len, param, link->token, &message);
+    struct ucx_frame stored = {.type = UCX_FRAME_STORED};
+    struct arrival *arrival;
+
+    if (kind == UCX_MESSAGE_STRANGE || link->is_closing || link->serving->is_failed)
+        return UCS_OK;
+    link->serving->heard_ms = clock_now_ms();
+    arrival = kind == UCX_MESSAGE_GOOD ? arrival_of(link, &message) : NULL;
+    if (!arrival) {
+        count_violation(link->serving);
+        serving_fail(link->serving);
+        return UCS_OK;
+    }
+    if (!ucx_copy_to((void *)(uintptr_t)(arrival->addr + message.offset), data, len))
+        arrival->is_failed = true;
+    arrival->bits |= ucx_message_bit(&message);
+    if (arrival->bits != ucx_message_all_bits(arrival->len))
+        return UCS_OK;
+    stored.id = arrival->id;
+    if (arrival->is_failed)
+        refuse_memory(link, arrival->id, arrival->grant, "memory is unwritable");
+    else
+        report(link, &stored, NULL);
+    arrival_free(link, arrival);
+    return UCS_OK;
 }
 
 static bool serve_link(struct ucx_serving *serving, const struct ucx_frame *frame, const uint8_t *body)
 {
     struct ucx *ucx = serving->ucx;
-    struct ucx_frame linked = {.type = UCX_FRAME_LINKED, .id = frame->id};
+    struct ucx_frame linked = {.type = UCX_FRAME_LINKED, .id = frame->id, .key = random_id()};
     struct serving_link *link = &serving->links[serving->link_count];
     ucp_address_t *address;
     struct shoal_error error;
@@ -410,10 +469,13 @@ static bool serve_link(struct ucx_serving *serving, const struct ucx_frame *fram
     if (serving->link_count == UCX_LINKS_MAX ||
         __atomic_load_n(&ucx->counters.serving_links, __ATOMIC_RELAXED) >= UCX_SERVING_LINKS_MAX)
         return refuse(serving, frame->id, UCX_FRAME_LIMIT, "too many links");
-    *link = (struct serving_link){.serving = serving, .id = frame->id, .address = malloc(frame->body_len)};
-    list_init(&link->putting);
-    list_init(&link->putted);
-    list_init(&link->flushed);
+    *link = (struct serving_link){.serving = serving,
+                                  .id = frame->id,
+                                  .token = linked.key,
+                                  .peer_token = frame->key,
+                                  .address = malloc(frame->body_len)};
+    list_init(&link->pulls);
+    list_init(&link->arrivals);
     if (!link->address)
         return refuse(serving, frame->id, UCX_FRAME_LIMIT, "out of memory");
     memcpy(link->address, body, frame->body_len);
@@ -421,7 +483,9 @@ static bool serve_link(struct ucx_serving *serving, const struct ucx_frame *fram
         free(link->address);
         return refuse(serving, frame->id, UCX_FRAME_UNSUPPORTED, error.message);
     }
-    if (ucx->lib->worker_get_address(link->worker->handle, &address, &len) != UCS_OK ||
+    ucx_sender_init(&link->sender, link->worker, pushed);
+    if (ucx_message_receive(link->worker, take, link) != UCS_OK ||
+        ucx->lib->worker_get_address(link->worker->handle, &address, &len) != UCS_OK ||
         len > UCX_FRAME_BODY_MAX_BYTES) {
         ucx_worker_destroy(link->worker);
         free(link->address);
@@ -549,6 +613,8 @@ static bool is_overdue(const struct ucx_serving *serving, int64_t now_ms)
 void ucx_serving_tick(struct ucx *ucx, int64_t now_ms, bool is_late)
 {
     LIST_FOR_EACH_SAFE (serving, &ucx->servings, struct ucx_serving, node) {
+        for (unsigned i = 0; i < serving->link_count; i++)
+            ucx_sender_nudge(&serving->links[i].sender);
         if (is_late) {
             serving->heard_ms = now_ms;
         } else if (is_overdue(serving, now_ms)) {

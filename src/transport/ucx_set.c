@@ -173,7 +173,7 @@ enum shoal_status ucx_set_open(struct ucx *ucx, unsigned index, struct shoal_err
     struct ucx_set *set = &ucx->sets[index];
     const struct ucx_lib *lib = ucx->lib;
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
-                           .features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP,
+                           .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                            .mt_workers_shared = 1}; /* memory is mapped by other threads */
     const char *tls = ucx->tls;
     char names[UCX_SET_TEXT_BYTES + 256];

@@ -166,7 +166,7 @@ static void *remove_memory(void *arg)
 static void test_keys_of_a_previous_generation(void **state)
 {
     char text[UCX_FRAME_REASON_MAX_BYTES + 1];
-    uint8_t body[UCX_FRAME_PULL_BYTES + 1] = {0};
+    uint8_t body[UCX_FRAME_PULL_BYTES];
     struct remover remover;
     struct shoal_error error;
     uint64_t new_key = 0;

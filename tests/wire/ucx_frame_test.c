@@ -10,17 +10,17 @@ static const struct {
     const char *hex;
 } golden[] = {
     {{.type = UCX_FRAME_ASK, .code = UCX_FRAME_READ | UCX_FRAME_FALLBACK, .id = 1, .key = 0x99, RANGE},
-     "5558 01 05 0000 0000 00000000 00000000 0100000000000000 00100000007f0000 9900000000000000 0020000000000000"},
+     "5559 01 05 0000 0000 00000000 00000000 0100000000000000 00100000007f0000 9900000000000000 0020000000000000"},
     {{.type = UCX_FRAME_LINK, .set = 0x102, .body_len = UCX_FRAME_BODY_MAX_BYTES, .id = 2},
-     "5558 02 00 0201 0000 00000100 00000000 0200000000000000 0000000000000000 0000000000000000 0000000000000000"},
-    {{.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES + 1, .id = 3, .key = 1, RANGE},
-     "5558 06 00 0000 0000 11000000 00000000 0300000000000000 00100000007f0000 0100000000000000 0020000000000000"},
+     "5559 02 00 0201 0000 00000100 00000000 0200000000000000 0000000000000000 0000000000000000 0000000000000000"},
+    {{.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES, .id = 3, .key = 1, RANGE},
+     "5559 06 00 0000 0000 08000000 00000000 0300000000000000 00100000007f0000 0100000000000000 0020000000000000"},
     {{.type = UCX_FRAME_GRANT, .set = 3, .body_len = 0x1234, .id = 1, .key = 0x99, RANGE},
-     "5558 10 00 0300 0000 34120000 00000000 0100000000000000 00100000007f0000 9900000000000000 0020000000000000"},
+     "5559 10 00 0300 0000 34120000 00000000 0100000000000000 00100000007f0000 9900000000000000 0020000000000000"},
     {{.type = UCX_FRAME_REFUSE, .code = UCX_FRAME_UNSUPPORTED, .body_len = UCX_FRAME_REASON_MAX_BYTES, .id = 0x105},
-     "5558 11 04 0000 0000 ff000000 00000000 0501000000000000 0000000000000000 0000000000000000 0000000000000000"},
+     "5559 11 04 0000 0000 ff000000 00000000 0501000000000000 0000000000000000 0000000000000000 0000000000000000"},
     {{.type = UCX_FRAME_REVOKE, .id = 0x0807060504030201},
-     "5558 13 00 0000 0000 00000000 00000000 0102030405060708 0000000000000000 0000000000000000 0000000000000000"},
+     "5559 13 00 0000 0000 00000000 00000000 0102030405060708 0000000000000000 0000000000000000 0000000000000000"},
 };
 
 static void test_golden(void **state)
@@ -65,7 +65,7 @@ static void test_types(void **state)
     (void)state;
     for (unsigned type = 0; type < 256; type++) {
         bool is_known =
-            (type >= UCX_FRAME_ASK && type <= UCX_FRAME_PULL) || (type >= UCX_FRAME_GRANT && type <= UCX_FRAME_PULLED);
+            (type >= UCX_FRAME_ASK && type <= UCX_FRAME_PULL) || (type >= UCX_FRAME_GRANT && type <= UCX_FRAME_STORED);
 
         if (!is_known)
             refuse(.type = (uint8_t)type, .code = 1, .body_len = 20, RANGE);
@@ -86,11 +86,11 @@ static void test_types(void **state)
 static void test_bodies(void **state)
 {
     static const uint8_t empty[] = {UCX_FRAME_RELEASE, UCX_FRAME_REVOKED, UCX_FRAME_PING, UCX_FRAME_REVOKE,
-                                    UCX_FRAME_PULLED};
+                                    UCX_FRAME_STORED};
     static const struct {
         uint8_t type;
         uint32_t least;
-    } full[] = {{UCX_FRAME_LINK, 1}, {UCX_FRAME_LINKED, 1}, {UCX_FRAME_GRANT, 1}, {UCX_FRAME_PULL, 17}};
+    } full[] = {{UCX_FRAME_LINK, 1}, {UCX_FRAME_LINKED, 1}, {UCX_FRAME_GRANT, 1}};
 
     (void)state;
     for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
@@ -108,6 +108,9 @@ static void test_bodies(void **state)
     accept(.type = UCX_FRAME_REFUSE, .code = UCX_FRAME_LIMIT, .body_len = UCX_FRAME_REASON_MAX_BYTES);
     refuse(.type = UCX_FRAME_REFUSE, .code = UCX_FRAME_LIMIT, .body_len = UCX_FRAME_REASON_MAX_BYTES + 1);
     refuse(.type = UCX_FRAME_ASK, .code = UCX_FRAME_READ, .body_len = 1);
+    refuse(.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES - 1, RANGE);
+    accept(.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES, RANGE);
+    refuse(.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES + 1, RANGE);
 }
 
 static void test_ranges(void **state)
@@ -115,7 +118,7 @@ static void test_ranges(void **state)
     static const struct {
         uint8_t type;
         uint32_t body_len;
-    } types[] = {{UCX_FRAME_GRANT, 1}, {UCX_FRAME_PULL, UCX_FRAME_PULL_BYTES + 1}};
+    } types[] = {{UCX_FRAME_GRANT, 1}, {UCX_FRAME_PULL, UCX_FRAME_PULL_BYTES}};
 
     (void)state;
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
@@ -124,8 +127,70 @@ static void test_ranges(void **state)
         refuse(.type = types[i].type, .body_len = types[i].body_len, .addr = 1, .len = UINT64_MAX);
         accept(.type = types[i].type, .body_len = types[i].body_len, .addr = UINT64_MAX - 9, .len = 9);
     }
+    accept(.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES, .len = UCX_CHUNK_MAX_BYTES);
+    refuse(.type = UCX_FRAME_PULL, .body_len = UCX_FRAME_PULL_BYTES, .len = UCX_CHUNK_MAX_BYTES + 1);
     /* Who asks for what cannot be is told so by a REFUSE. */
     accept(.type = UCX_FRAME_ASK, .code = UCX_FRAME_WRITE, .addr = UINT64_MAX, .len = UINT64_MAX);
+}
+
+static enum shoal_status decode_message(struct ucx_message message, size_t data_len)
+{
+    uint8_t header[UCX_MESSAGE_HEADER_BYTES];
+    struct ucx_message decoded = {.id = 77};
+    enum shoal_status status;
+
+    ucx_message_encode(&message, header);
+    status = ucx_message_decode(header, sizeof header, data_len, &decoded);
+    if (status)
+        assert_int_equal(decoded.id, 77);
+    else
+        assert_memory_equal(&decoded, &message, sizeof message);
+    assert_int_equal(ucx_message_decode(header, sizeof header - 1, data_len, &decoded), SHOAL_PROTOCOL);
+    return status;
+}
+
+static void test_messages(void **state)
+{
+    const uint32_t part = UCX_MESSAGE_BYTES, whole = UCX_CHUNK_MAX_BYTES;
+    struct ucx_message message = {
+        .token = 0x0102030405060708, .id = 9, .grant = 3, .addr = 0x7f0000001000, .len = 2 * part + 5};
+    uint8_t expected[UCX_MESSAGE_HEADER_BYTES], encoded[UCX_MESSAGE_HEADER_BYTES];
+
+    (void)state;
+    assert_int_equal(
+        wire_from_hex(expected, sizeof expected,
+                      "0807060504030201 0900000000000000 0300000000000000 00100000007f0000 05000200 00000100"),
+        UCX_MESSAGE_HEADER_BYTES);
+    message.offset = part;
+    ucx_message_encode(&message, encoded);
+    assert_memory_equal(encoded, expected, sizeof expected);
+
+    message.offset = 0;
+    assert_int_equal(decode_message(message, part), SHOAL_OK);
+    assert_int_equal(decode_message(message, part - 1), SHOAL_PROTOCOL);
+    message.offset = 1;
+    assert_int_equal(decode_message(message, part), SHOAL_PROTOCOL);
+    message.offset = 2 * part;
+    assert_int_equal(decode_message(message, 5), SHOAL_OK);
+    assert_int_equal(decode_message(message, part), SHOAL_PROTOCOL);
+    message.offset = 3 * part;
+    assert_int_equal(decode_message(message, 0), SHOAL_PROTOCOL);
+    assert_int_equal(decode_message((struct ucx_message){.len = 0}, 0), SHOAL_PROTOCOL);
+    assert_int_equal(decode_message((struct ucx_message){.len = whole, .offset = whole - part}, part), SHOAL_OK);
+    assert_int_equal(decode_message((struct ucx_message){.len = whole + 1}, part), SHOAL_PROTOCOL);
+    assert_int_equal(decode_message((struct ucx_message){.len = 5, .addr = UINT64_MAX - 4}, 5), SHOAL_PROTOCOL);
+
+    for (uint32_t len = 1; len <= whole; len += part / 2) {
+        uint32_t bits = 0;
+
+        message = (struct ucx_message){.len = len};
+        for (; message.offset < len; message.offset += ucx_message_bytes(&message)) {
+            assert_int_equal(bits & ucx_message_bit(&message), 0);
+            assert_int_not_equal(bits, ucx_message_all_bits(len));
+            bits |= ucx_message_bit(&message);
+        }
+        assert_int_equal(bits, ucx_message_all_bits(len));
+    }
 }
 
 static void test_magic(void **state)
@@ -147,7 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden), cmocka_unit_test(test_types), cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_ranges), cmocka_unit_test(test_magic),
+        cmocka_unit_test(test_ranges), cmocka_unit_test(test_magic), cmocka_unit_test(test_messages),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
