@@ -13,7 +13,7 @@
 #include "base/map.h"
 #include "base/mutex.h"
 #include "base/random.h"
-#include "transport/ucx_lib.h"
+#include "transport/ucx_am.h"
 
 #define LOG_MODULE "rpc"
 #include "base/log.h"
@@ -26,7 +26,7 @@
 enum { MESSAGE_DATA = 1 /* number: where in the stream */, MESSAGE_TAKEN = 2 /* number: bytes taken out so far */ };
 #define HEADER_BYTES 16
 
-#define MESSAGE_MAX_BYTES (64u << 10)
+#define MESSAGE_MAX_BYTES 8000u /* with its headers it fits into a segment of UCX over TCP, and is taken at once */
 #define TAKEN_STEP_BYTES (UCX_PIPE_WINDOW_BYTES / 4)
 #define CHUNK_MIN_BYTES 512u /* small messages share one */
 #define CHUNKS_MAX 4096u     /* UCX_PIPE_WINDOW_BYTES in messages that fill half a chunk */
@@ -63,6 +63,8 @@ struct ucx_port {
     struct map pipes;    /* token -> struct ucx_pipe */
     struct list ready;   /* struct ucx_pipe */
     struct list orphans; /* struct message, of pipes that were closed */
+    struct list blocked; /* struct ucx_pipe: UCX did not take something */
+    bool has_slept;      /* since they were tried last */
 };
 
 /* One that is being sent. */
@@ -84,7 +86,7 @@ struct chunk {
 };
 
 struct ucx_pipe {
-    struct list_node ready_node;
+    struct list_node ready_node, blocked_node;
     struct ucx_port *port;
     void *arg;
     uint64_t token, peer_token;
@@ -95,6 +97,7 @@ struct ucx_pipe {
     struct list sending;     /* struct message */
     unsigned unsent;         /* data messages in it */
     struct message *spare;   /* owned; without data; NULL: none */
+    struct ucx_am am;
 
     uint64_t taken, told; /* of the peer's stream: taken out, and how much of that the peer knows */
     struct list chunks;   /* struct chunk */
@@ -385,14 +388,20 @@ static struct message *message_new(struct ucx_pipe *pipe, size_t copy_len)
     return message;
 }
 
-/* UCX's small messages are copied by it at once; what it keeps a pointer to must last. */
+/* It is not under way, or not any more. */
+static void put_away(struct ucx_pipe *pipe, struct message *message, bool has_data)
+{
+    message_done(message);
+    if (!pipe->spare && !has_data)
+        pipe->spare = message;
+    else
+        free(message);
+}
+
+/* UCX's small messages are copied by it at once; what it keeps a pointer to must last. false: not now, or it failed. */
 static bool send_message(struct ucx_pipe *pipe, unsigned id, uint64_t number, const void *data, size_t len,
                          bool is_lasting)
 {
-    ucp_request_param_t param = {.op_attr_mask =
-                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_AM_SEND_FLAG_EAGER,
-                                 .cb.send = on_sent};
     struct message *message = message_new(pipe, is_lasting ? 0 : len);
     ucs_status_ptr_t result;
 
@@ -411,25 +420,28 @@ static bool send_message(struct ucx_pipe *pipe, unsigned id, uint64_t number, co
     pipe->unsent += message->is_data;
     pipe->port->untold += message->is_untold;
     list_push_back(&pipe->sending, &message->node);
-    param.user_data = message;
-    result = pipe->port->lib->am_send_nbx(pipe->ep, id, message->header, HEADER_BYTES, data, len, &param);
+    result = ucx_am_send(pipe->port->lib, pipe->ep, &pipe->am, id, message->header, HEADER_BYTES, data, len, on_sent,
+                         message);
     if (UCS_PTR_IS_PTR(result))
         return true; /* on_sent will be called */
-    if (UCS_PTR_IS_ERR(result))
+    put_away(pipe, message, !is_lasting && len);
+    if (UCS_PTR_STATUS(result) == UCS_ERR_NO_RESOURCE)
+        list_push_back(&pipe->port->blocked, &pipe->blocked_node);
+    else if (UCS_PTR_IS_ERR(result))
         fail(pipe, "cannot send", pipe->port->lib->status_string(UCS_PTR_STATUS(result)));
-    message_done(message);
-    if (!pipe->spare && (is_lasting || !len))
-        pipe->spare = message;
-    else
-        free(message);
     return result == NULL;
+}
+
+static bool is_blocked(const struct ucx_pipe *pipe)
+{
+    return list_node_is_linked(&pipe->blocked_node);
 }
 
 size_t ucx_pipe_write(struct ucx_pipe *pipe, const void *data, size_t len, bool is_lasting)
 {
     size_t done = 0;
 
-    while (done < len && pipe->ep && !pipe->has_failed) {
+    while (done < len && pipe->ep && !pipe->has_failed && !is_blocked(pipe)) {
         uint64_t room = UCX_PIPE_WINDOW_BYTES - (pipe->written - pipe->acked);
         size_t more = len - done;
 
@@ -448,7 +460,7 @@ size_t ucx_pipe_write(struct ucx_pipe *pipe, const void *data, size_t len, bool 
 
 bool ucx_pipe_has_room(const struct ucx_pipe *pipe)
 {
-    return pipe->written - pipe->acked < UCX_PIPE_WINDOW_BYTES;
+    return !is_blocked(pipe) && pipe->written - pipe->acked < UCX_PIPE_WINDOW_BYTES;
 }
 
 bool ucx_pipe_is_sent(const struct ucx_pipe *pipe)
@@ -460,8 +472,8 @@ bool ucx_pipe_is_sent(const struct ucx_pipe *pipe)
 
 static void tell_taken(struct ucx_pipe *pipe)
 {
-    if (pipe->taken - pipe->told < TAKEN_STEP_BYTES || !pipe->ep || pipe->has_failed)
-        return;
+    if (pipe->taken - pipe->told < TAKEN_STEP_BYTES || !pipe->ep || pipe->has_failed || is_blocked(pipe))
+        return; /* if it is blocked, later */
     if (send_message(pipe, MESSAGE_TAKEN, pipe->taken, NULL, 0, true))
         pipe->told = pipe->taken;
 }
@@ -547,6 +559,7 @@ enum shoal_status ucx_pipe_create(struct ucx_port *port, void *arg, struct ucx_p
     pipe->arg = arg;
     pipe->token = random_id();
     list_node_init(&pipe->ready_node);
+    list_node_init(&pipe->blocked_node);
     list_init(&pipe->sending);
     list_init(&pipe->chunks);
     if (!map_put_u64(&port->pipes, pipe->token, pipe)) {
@@ -615,6 +628,7 @@ void ucx_pipe_close(struct ucx_pipe *pipe)
     if (pipe->ep && pipe->has_error_handling)
         disconnect(pipe);
     list_remove(&pipe->ready_node);
+    list_remove(&pipe->blocked_node);
     while ((node = list_pop_front(&pipe->sending))) {
         container_of(node, struct message, node)->pipe = NULL;
         list_push_back(&pipe->port->orphans, node);
@@ -641,17 +655,6 @@ static bool count_private(void)
     return false;
 }
 
-static ucs_status_t set_handler(struct ucx_port *port, unsigned id, ucp_am_recv_callback_t fn)
-{
-    ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                                                  UCP_AM_HANDLER_PARAM_FIELD_ARG,
-                                    .id = id,
-                                    .cb = fn,
-                                    .arg = port};
-
-    return port->lib->worker_set_am_recv_handler(port->worker, &param);
-}
-
 enum shoal_status ucx_port_open(struct ucx_carrier *carrier, bool is_private, struct ucx_port **port_out,
                                 struct shoal_error *error)
 {
@@ -675,14 +678,15 @@ enum shoal_status ucx_port_open(struct ucx_carrier *carrier, bool is_private, st
     map_init(&port->pipes);
     list_init(&port->ready);
     list_init(&port->orphans);
+    list_init(&port->blocked);
     status = port->lib->worker_create(carrier->context, &params, &port->worker);
     if (status != UCS_OK)
         goto uncount;
     status = port->lib->worker_get_efd(port->worker, &port->fd);
     if (status == UCS_OK)
-        status = set_handler(port, MESSAGE_DATA, on_data);
+        status = ucx_am_receive(port->lib, port->worker, MESSAGE_DATA, on_data, port);
     if (status == UCS_OK)
-        status = set_handler(port, MESSAGE_TAKEN, on_taken);
+        status = ucx_am_receive(port->lib, port->worker, MESSAGE_TAKEN, on_taken, port);
     if (status == UCS_OK)
         status = port->lib->worker_get_address(port->worker, &port->address, &port->address_len);
     if (status != UCS_OK)
@@ -728,19 +732,40 @@ int ucx_port_fd(const struct ucx_port *port)
     return port->fd;
 }
 
+/* What UCX did not take is offered again. */
+static void unblock(struct ucx_port *port)
+{
+    struct list blocked;
+    struct list_node *node;
+
+    list_init(&blocked);
+    while ((node = list_pop_front(&port->blocked)))
+        list_push_back(&blocked, node);
+    while ((node = list_pop_front(&blocked))) {
+        struct ucx_pipe *pipe = container_of(node, struct ucx_pipe, blocked_node);
+
+        tell_taken(pipe);
+        mark_ready(pipe);
+    }
+    port->has_slept = false;
+}
+
 bool ucx_port_progress(struct ucx_port *port)
 {
-    if (port->lib->worker_progress(port->worker) == 0)
-        return false;
-    port->busy_count = 0;
-    return true;
+    bool is_busy = port->lib->worker_progress(port->worker) != 0;
+
+    if (is_busy)
+        port->busy_count = 0;
+    if (is_busy || port->has_slept)
+        unblock(port);
+    return is_busy;
 }
 
 bool ucx_port_arm(struct ucx_port *port, int *patience_ms_out)
 {
     ucs_status_t status = port->lib->worker_arm(port->worker);
 
-    *patience_ms_out = port->untold ? LOOK_AGAIN_MS : -1;
+    *patience_ms_out = port->untold || !list_is_empty(&port->blocked) ? LOOK_AGAIN_MS : -1;
     if (status == UCS_ERR_BUSY) {
         if (++port->busy_count < BUSY_MAX)
             return false;
@@ -750,6 +775,7 @@ bool ucx_port_arm(struct ucx_port *port, int *patience_ms_out)
     }
     if (status != UCS_OK && status != UCS_ERR_BUSY)
         LOG_WARN("arming a worker of UCX: %s", port->lib->status_string(status));
+    port->has_slept = true;
     return true;
 }
 

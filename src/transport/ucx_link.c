@@ -466,7 +466,7 @@ enum shoal_status ucx_link_get(struct ucx_conn *conn, const struct ucx_transfer 
     list_init(&spare->spare_chunks);
     status = ucx_worker_create(conn->peer_ucx, set, pump, spare, &spare->worker, error);
     ucx_sender_init(&spare->sender, spare->worker, pushed);
-    if (status == SHOAL_OK && (ucx_message_receive(spare->worker, take, spare) != UCS_OK ||
+    if (status == SHOAL_OK && (ucx_am_receive(lib, spare->worker->handle, UCX_MESSAGE_ID, take, spare) != UCS_OK ||
                                lib->worker_get_address(spare->worker->handle, &address, &len) != UCS_OK)) {
         ucx_worker_destroy(spare->worker);
         status = error_set(error, SHOAL_UNSUPPORTED, 0, "the worker has no address");

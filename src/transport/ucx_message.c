@@ -9,8 +9,6 @@
 
 #include "base/endian.h"
 
-#define HELLO_ID 2     /* no data; says nothing */
-#define MESSAGE_ID 1   /* of active messages */
 #define FLYING_MAX 16u /* copies of one sender: enough to keep a connection busy */
 
 /* One that UCX has. */
@@ -131,24 +129,10 @@ static struct message *message_new(struct ucx_sender *sender)
     return spare ? container_of(spare, struct message, node) : malloc(sizeof(struct message));
 }
 
-static ucs_status_ptr_t send_am(struct ucx_sender *sender, unsigned id, struct message *message, uint32_t len)
-{
-    const struct ucx_worker *worker = sender->worker;
-    ucp_request_param_t param = {.op_attr_mask =
-                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
-                                 .flags = UCP_AM_SEND_FLAG_EAGER,
-                                 .cb.send = message_called,
-                                 .user_data = message};
-
-    if (sender->mode != UCX_SENDER_QUEUED)
-        param.op_attr_mask |= UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL;
-    return worker->ucx->lib->am_send_nbx(worker->ep, id, message->header, sizeof message->header, message->data, len,
-                                         &param);
-}
-
 /* false: not now. push may be gone afterwards. */
 static bool send_message(struct ucx_sender *sender, struct ucx_push *push, struct message *message)
 {
+    const struct ucx_worker *worker = sender->worker;
     uint32_t len = ucx_message_bytes(&push->header);
     ucs_status_ptr_t result;
 
@@ -162,39 +146,20 @@ static bool send_message(struct ucx_sender *sender, struct ucx_push *push, struc
         message_done(message, UCS_ERR_INVALID_ADDR);
         return true;
     }
-    result = send_am(sender, MESSAGE_ID, message, len);
-    if (sender->mode != UCX_SENDER_QUEUED && UCS_PTR_STATUS(result) == UCS_ERR_NO_RESOURCE) {
+    result = ucx_am_send(worker->ucx->lib, worker->ep, &sender->am, UCX_MESSAGE_ID, message->header,
+                         sizeof message->header, message->data, len, message_called, message);
+    if (UCS_PTR_STATUS(result) == UCS_ERR_NO_RESOURCE) {
         list_remove(&message->node);
         list_push_back(&sender->spares, &message->node);
         sender->flying_count--;
         push->in_flight--;
-        if (sender->mode == UCX_SENDER_IMMEDIATE)
-            return false;
-        sender->mode = UCX_SENDER_QUEUED; /* there was room for it */
-        return true;
+        return false;
     }
-    if (sender->mode == UCX_SENDER_CONNECTED)
-        sender->mode = UCX_SENDER_IMMEDIATE;
     push->header.offset += len;
     if (push->header.offset == push->header.len)
         list_remove(&push->node);
     if (!UCS_PTR_IS_PTR(result))
         message_done(message, UCS_PTR_STATUS(result));
-    return true;
-}
-
-/* false: not now. */
-static bool send_hello(struct ucx_sender *sender, struct ucx_push *push, struct message *message)
-{
-    ucs_status_t status = UCS_PTR_STATUS(send_am(sender, HELLO_ID, message, 0));
-
-    list_push_back(&sender->spares, &message->node);
-    if (status == UCS_ERR_NO_RESOURCE)
-        return false;
-    if (status == UCS_OK)
-        sender->mode = UCX_SENDER_CONNECTED;
-    else
-        fail(sender, push, status);
     return true;
 }
 
@@ -207,7 +172,7 @@ bool ucx_sender_pump(struct ucx_sender *sender)
         struct ucx_push *push = container_of(node, struct ucx_push, node);
         struct message *message = message_new(sender);
 
-        if (message && !(sender->mode == UCX_SENDER_NEW ? send_hello : send_message)(sender, push, message))
+        if (message && !send_message(sender, push, message))
             break;
         if (!message && sender->flying_count > 0)
             break; /* one of those comes back */
@@ -242,37 +207,6 @@ void ucx_sender_release(struct ucx_sender *sender)
 }
 
 /* --- receiving --- */
-
-static ucs_status_t ignore(void *arg, const void *header, size_t header_len, void *data, size_t len,
-                           const ucp_am_recv_param_t *param)
-{
-    (void)arg;
-    (void)header;
-    (void)header_len;
-    (void)data;
-    (void)len;
-    (void)param;
-    return UCS_OK;
-}
-
-static ucs_status_t set_handler(struct ucx_worker *worker, unsigned id, ucp_am_recv_callback_t fn, void *arg)
-{
-    ucp_am_handler_param_t param = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                                                  UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-                                    .id = id,
-                                    .flags = UCP_AM_FLAG_WHOLE_MSG,
-                                    .cb = fn,
-                                    .arg = arg};
-
-    return worker->ucx->lib->worker_set_am_recv_handler(worker->handle, &param);
-}
-
-ucs_status_t ucx_message_receive(struct ucx_worker *worker, ucp_am_recv_callback_t take, void *arg)
-{
-    ucs_status_t status = set_handler(worker, HELLO_ID, ignore, NULL);
-
-    return status == UCS_OK ? set_handler(worker, MESSAGE_ID, take, arg) : status;
-}
 
 enum ucx_message_kind ucx_message_read(const void *header, size_t header_len, size_t data_len,
                                        const ucp_am_recv_param_t *param, uint64_t token,

@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes as active messages of UCX, for links whose one-sided operations UCX would carry out in software: there UCX 1.13
- * aborts the process that cannot acknowledge one because its peer died. Active messages need no answer. Where they fit
- * into a socket at once, they are never queued inside of UCX either: the first time it queues one it shakes hands with
- * the peer, and aborts the process whose peer dies within that. Both sides copy what they send and take, so that memory
- * is touched for a link by our own code only, and memory that cannot be accessed is an error (it may be a mapped file
- * that was truncated). All on ucx's loop. */
+ * aborts the process that cannot acknowledge one because its peer died. Both sides copy what they send and take, so
+ * that memory is touched for a link by our own code only, and memory that cannot be accessed is an error (it may be a
+ * mapped file that was truncated). All on ucx's loop. */
 #ifndef SHOAL_TRANSPORT_UCX_MESSAGE_H
 #define SHOAL_TRANSPORT_UCX_MESSAGE_H
 
+#include "transport/ucx_am.h"
 #include "transport/ucx_internal.h"
-
-enum ucx_sender_mode {
-    UCX_SENDER_NEW,       /* not known yet whether it is connected */
-    UCX_SENDER_CONNECTED, /* nor whether a whole message can be sent at once */
-    UCX_SENDER_IMMEDIATE, /* it can: what UCX does not take is offered again after its next progress */
-    UCX_SENDER_QUEUED,    /* not over these devices: UCX queues messages */
-};
 
 /* A chunk that is sent. */
 struct ucx_push {
@@ -31,7 +23,7 @@ struct ucx_sender {
     struct list waiting;        /* struct ucx_push */
     struct list flying, spares; /* struct message */
     unsigned flying_count;
-    enum ucx_sender_mode mode;
+    struct ucx_am am;
     bool is_closing;
     /* Nothing of push is used any more. status: UCS_ERR_INVALID_ADDR: its memory could not be read, UCS_ERR_CANCELED:
      * it was stopped, else how UCX failed. May be called from inside of UCX. */
@@ -52,9 +44,7 @@ void ucx_sender_nudge(struct ucx_sender *sender);
 void ucx_sender_close(struct ucx_sender *sender);
 void ucx_sender_release(struct ucx_sender *sender);
 
-/* Messages to worker are given to take, from inside of UCX. */
-ucs_status_t ucx_message_receive(struct ucx_worker *worker, ucp_am_recv_callback_t take, void *arg);
-
+#define UCX_MESSAGE_ID 1 /* of active messages */
 enum ucx_message_kind { UCX_MESSAGE_GOOD, UCX_MESSAGE_BAD, UCX_MESSAGE_STRANGE };
 /* What came. STRANGE: not from the peer of the link, whose messages carry token. */
 enum ucx_message_kind ucx_message_read(const void *header, size_t header_len, size_t data_len,

@@ -484,7 +484,7 @@ static bool serve_link(struct ucx_serving *serving, const struct ucx_frame *fram
         return refuse(serving, frame->id, UCX_FRAME_UNSUPPORTED, error.message);
     }
     ucx_sender_init(&link->sender, link->worker, pushed);
-    if (ucx_message_receive(link->worker, take, link) != UCS_OK ||
+    if (ucx_am_receive(ucx->lib, link->worker->handle, UCX_MESSAGE_ID, take, link) != UCS_OK ||
         ucx->lib->worker_get_address(link->worker->handle, &address, &len) != UCS_OK ||
         len > UCX_FRAME_BODY_MAX_BYTES) {
         ucx_worker_destroy(link->worker);
