@@ -198,10 +198,16 @@ static enum shoal_status set_begin(struct kv_set *set, struct shoal_kv *kv, stru
     return SHOAL_OK;
 }
 
+/* Unless the message names the key already: that of an owner or of the session may. */
 static void prefix_key(struct shoal_error *error, const char *key)
 {
-    if (key && *key)
-        error_prefix(error, "key '%.64s%s'", key, strnlen(key, 65) > 64 ? "..." : "");
+    char name[80];
+
+    if (!key || !*key)
+        return;
+    snprintf(name, sizeof name, "key '%.64s", key);
+    if (!strstr(error->message, name))
+        error_prefix(error, "%s%s'", name, strnlen(key, 65) > 64 ? "..." : "");
 }
 
 static enum shoal_status set_finish(struct kv_set *set, struct shoal_error *error)

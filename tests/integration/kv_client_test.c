@@ -51,8 +51,13 @@ static void test_a_key_that_exists_is_left_alone(void **state)
     put(fixture->a, "k", 1000, 1);
     put(fixture->third, "l", 100000, 2);
     for (size_t i = 0; i < 3; i++) {
+        struct shoal_error twice;
+
         EXPECT_SAYING(EXISTS, "'k'", shoal_kv_put(all[i], "k", other, 2000, NULL, &patient, &error));
-        EXPECT(EXISTS, shoal_kv_put(all[i], "l", other, 0, NULL, &patient, &error));
+        assert_int_equal(shoal_kv_put(all[i], "l", other, 0, NULL, &patient, &twice), SHOAL_EXISTS);
+        assert_non_null(strstr(twice.message, "'l'"));
+        if (strstr(strstr(twice.message, "'l'") + 1, "'l'"))
+            fail_msg("names the key twice: %s", twice.message);
         check_value(all[i], "k", 1000, 1);
         check_value(all[i], "l", 100000, 2);
     }
