@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/list.h"
@@ -27,6 +28,8 @@
 
 #define LOG_MODULE "tier"
 #define IO_MAX 16u /* operations at the same time; more of them wait. Each may have 3 MiB of buffers. */
+
+#define COMPLAIN_EVERY_MS 60000
 
 static_assert(TIER_STAGING_BYTES % STORAGE_CHUNK_BYTES == 0, "a write begins with a chunk");
 
@@ -58,6 +61,7 @@ struct storage {
     struct list idle;           /* with an io */
     struct list unused;         /* without one */
     struct cond io_is_free;
+    int64_t complained_ms; /* atomic, relaxed; 0: never */
 };
 
 static struct storage *storage_of(struct tier *tier)
@@ -85,6 +89,19 @@ static enum shoal_status fail(struct storage *storage, int saved, const char *wh
     return error_set(error, saved == ENOSPC || saved == EDQUOT ? SHOAL_NO_SPACE : SHOAL_IO, saved,
                      "tier %u (STORAGE): %.200s: %s: %s", storage->index_in_config, storage->directory, what,
                      strerror(saved));
+}
+
+/* The operator hears of a disk that does not take or give data, too, but not for each of many objects. Returns status.
+ */
+static enum shoal_status complain(struct storage *storage, enum shoal_status status, const struct shoal_error *error)
+{
+    int64_t now_ms = clock_now_ms(), last_ms = __atomic_load_n(&storage->complained_ms, __ATOMIC_RELAXED);
+
+    if ((status == SHOAL_NO_SPACE || status == SHOAL_IO) && (!last_ms || now_ms - last_ms >= COMPLAIN_EVERY_MS) &&
+        __atomic_compare_exchange_n(&storage->complained_ms, &last_ms, now_ms, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED))
+        LOG_WARN("%s", error->message);
+    return status;
 }
 
 /* --- ios -------------------------------------------------------------------------------------------------------------
@@ -536,7 +553,7 @@ static enum shoal_status run_transfer(const struct transfer *transfer, bool is_w
         if (slot == STORAGE_IO_SLOTS)
             continue;
         if (status == SHOAL_OK && failed)
-            status = fail(storage, failed, is_write ? "cannot write" : "cannot read", error);
+            status = complain(storage, fail(storage, failed, is_write ? "cannot write" : "cannot read", error), error);
         if (!is_write && status == SHOAL_OK)
             run.read_slots[run.read_count++] = slot;
         else
@@ -617,7 +634,7 @@ static enum shoal_status storage_persist(struct tier *tier, struct tier_space *b
         storage_ticket_destroy(ticket);
         if (status != SHOAL_NO_MEMORY)
             error_prefix(error, "tier %u (STORAGE)", storage->index_in_config);
-        return status;
+        return complain(storage, status, error);
     }
     space->ticket = ticket;
     return SHOAL_OK;
@@ -637,7 +654,7 @@ static enum shoal_status storage_forget(struct tier *tier, struct tier_space *ba
     enum shoal_status status = storage_index_sweep(storage->index, error);
     if (status != SHOAL_OK && status != SHOAL_NO_MEMORY)
         error_prefix(error, "tier %u (STORAGE)", storage->index_in_config);
-    return status;
+    return complain(storage, status, error);
 }
 
 static bool storage_maintain(struct tier *tier)

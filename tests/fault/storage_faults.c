@@ -408,12 +408,19 @@ static void write_errors(void **state)
 
 #define SMALL_DISK_BYTES (4u << 20)
 
+static void count_warning(void *arg, enum shoal_log_level level, const char *module, const char *message)
+{
+    if (level == SHOAL_LOG_WARN && strcmp(module, "tier") == 0 && strstr(message, "index.db"))
+        ++*(unsigned *)arg;
+}
+
 /* In a process and mount namespace of its own. Returns what went wrong, or NULL. */
 static const char *fill_disk(const char *directory)
 {
     struct storage_world world = {.directory = (char *)directory,
                                   .objects = calloc(STORAGE_OBJECTS_MAX, sizeof(struct storage_object))};
     struct shoal_error error = {0};
+    unsigned warnings = 0;
     char options[32];
     size_t count = 0;
 
@@ -425,6 +432,7 @@ static const char *fill_disk(const char *directory)
         !strstr(error.message, "the capacity is 4198400 bytes, the file system has room for 41"))
         return error.message[0] ? strdup(error.message) : "the capacity is larger than the disk";
     storage_world_open(&world, SMALL_DISK_BYTES - (256 << 10));
+    shoal_log_set(count_warning, &warnings, SHOAL_LOG_WARN);
     /* The index grows until the disk is full, long before the data file is. */
     for (; count < STORAGE_OBJECTS_MAX; count++) {
         char key[600];
@@ -441,6 +449,11 @@ static const char *fill_disk(const char *directory)
     }
     if (count == STORAGE_OBJECTS_MAX)
         return "the disk was never full";
+    for (int i = 0; i < 3; i++)
+        storage_try_put(&world, "one more that does not fit", count + 2, 1, &error);
+    shoal_log_set(NULL, NULL, SHOAL_LOG_WARN);
+    if (warnings != 1)
+        return warnings ? "the log is full, too" : "the operator does not hear of the full disk";
     for (size_t i = 0; i < count; i++)
         storage_check(&world, &world.objects[i]);
     storage_world_close(&world);
