@@ -12,6 +12,7 @@
 #define LOOKUPS_MAX 2         /* with answers that name only owners that cannot be reached */
 #define COPY_BYTES (8u << 20) /* of an own value, between two looks at the deadline */
 #define TRIES_MAX (2 * ROUTE_REPLICAS_MAX)
+#define SLOW_BYTES_PER_MS 10000 /* 10 MB/s: what an owner is expected to reach at least */
 
 /* One item on its way. */
 struct fetch {
@@ -259,17 +260,24 @@ static void ask_self(struct fetches *fetches, struct fetch *fetch)
     }
 }
 
-/* An owner that hangs must not use up the time of those that would answer. */
+/* An owner that hangs must not use up the time of those that would answer; one that is moving a large value must not
+ * be left for another one that would begin anew. */
 static struct call call_of(struct fetches *fetches, const struct kv_slot *slots, size_t count)
 {
     struct call call = *fetches->set->call;
     const struct session_replica *owner;
     int64_t left_ms = deadline_left_ms(call.deadline_ms);
+    int64_t share_ms = left_ms > 2 * KV_CALL_TIMEOUT_MS ? KV_CALL_TIMEOUT_MS : left_ms / 2 + 1;
 
-    for (size_t i = 0; i < count; i++)
-        if (choose(&fetches->items[slots[i].index], 0, &owner) < 2)
+    for (size_t i = 0; i < count; i++) {
+        struct fetch *fetch = &fetches->items[slots[i].index];
+
+        if (choose(fetch, 0, &owner) < 2)
             return call;
-    return call_with_timeout(&call, left_ms > 2 * KV_CALL_TIMEOUT_MS ? KV_CALL_TIMEOUT_MS : left_ms / 2 + 1);
+        /* At most 2^64 bytes in each of a group's items: the sum does not overflow. */
+        share_ms += (int64_t)(fetch->route.len_bytes / SLOW_BYTES_PER_MS);
+    }
+    return call_with_timeout(&call, share_ms);
 }
 
 static void ask_owner(void *arg, const struct session_replica *owner, const struct kv_slot *slots, size_t count)
