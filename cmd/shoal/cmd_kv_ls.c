@@ -66,8 +66,10 @@ const struct command command_kv_ls = {
     .arguments = "[PATTERN]",
     .summary = "list the keys of the KV store",
     .text =
-        "Lists the keys that match PATTERN (* ? [...] as in a shell, a slash is like any other character), with size "
-        "and number of copies, in no particular order. Without PATTERN: all. With --json: one array.",
+        "Lists the keys that match PATTERN, with size and number of copies, in no particular order. Without PATTERN: "
+        "all. With --json: one array. In a pattern * is any text, ? any character, [a-z] or [!a-z] one of (or none of) "
+        "these, \\ takes the character after it as it is; a slash is like any other. A pattern that is malformed, such "
+        "as one with a [ that nothing ends, is an error (exit code 2).",
     .has_kv_options = true,
     .min_arguments = 0,
     .max_arguments = 1,
@@ -125,13 +127,14 @@ static int run_rm(struct app *app, int count, char **arguments)
     status = removes_all ? shoal_kv_remove_all(app->kv, &call, &removed, &error)
                          : shoal_kv_remove_matching(app->kv, pattern, &call, &removed, &error);
     if (status != SHOAL_OK)
-        return report_failure(app, &error, "cannot remove all of it (%" PRIu64 " removed)", removed);
+        return report_failure(app, &error, "cannot remove %s (%" PRIu64 " removed)",
+                              removes_all ? "all keys" : "what matches", removed);
     return tell_removed(app, removed);
 }
 
 static const struct option_spec rm_options[] = {
     {OPTION_TEXT, 'p', "pattern", "PATTERN", NULL, offsetof(struct settings, pattern),
-     .help = "Remove every key that matches (* ? [...] as in a shell); none is no error."},
+     .help = "Remove every key that matches, as kv ls lists them; none is no error, a malformed pattern is one."},
     {OPTION_FLAG, 0, "all", NULL, NULL, offsetof(struct settings, removes_all),
      .help = "Remove every key of the cluster."},
     {OPTION_END},

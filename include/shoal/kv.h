@@ -124,15 +124,17 @@ SHOAL_API enum shoal_status shoal_kv_exist(struct shoal_kv *kv, const char *key,
 /* When it returns OK no get finds the key any more. NOT_FOUND. UNREACHABLE, TIMED_OUT: it may have been removed. */
 SHOAL_API enum shoal_status shoal_kv_remove(struct shoal_kv *kv, const char *key, const struct shoal_call *call,
                                             struct shoal_error *error);
-/* pattern: fnmatch(3) without flags: * ? [...]. removed_out may be NULL; set also when a later part failed. */
+/* pattern: 1 to 2048 bytes as for fnmatch(3) without flags: * ? [...] and \ before a character that is meant as it is.
+ * INVALID_ARGUMENT, and nothing is removed: a '[' without a ']', a [...] that nothing is in, a backslash at the end.
+ * removed_out may be NULL; set also when a later part failed. */
 SHOAL_API enum shoal_status shoal_kv_remove_matching(struct shoal_kv *kv, const char *pattern,
                                                      const struct shoal_call *call, uint64_t *removed_out,
                                                      struct shoal_error *error);
 SHOAL_API enum shoal_status shoal_kv_remove_all(struct shoal_kv *kv, const struct shoal_call *call,
                                                 uint64_t *removed_out, struct shoal_error *error);
 
-/* Calls fn for each key that matches (NULL: all) as the master knows it; fn returns 0 to go on. Keys that come or go
- * meanwhile may be seen or not. */
+/* Calls fn for each key that matches (pattern as above; NULL: all) as the master knows it; fn returns 0 to go on. Keys
+ * that come or go meanwhile may be seen or not. */
 struct shoal_kv_entry {
     const char *key;
     uint64_t len_bytes;

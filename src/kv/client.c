@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/pattern.h"
 #include "kv/client_internal.h"
 #include "transport/device.h"
 
@@ -420,11 +421,18 @@ static enum shoal_status remove_matching(struct shoal_kv *kv, const char *patter
     return status;
 }
 
-static enum shoal_status check_pattern(const char *pattern, struct shoal_error *error)
+/* The master says the same; here no process has to run for it, and none is asked. */
+static enum shoal_status check_pattern(const char *text, struct shoal_error *error)
 {
-    if (!pattern || !*pattern || strnlen(pattern, SHOAL_KV_KEY_MAX_BYTES + 1) > SHOAL_KV_KEY_MAX_BYTES)
-        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "a pattern has 1..%d bytes", SHOAL_KV_KEY_MAX_BYTES);
-    return SHOAL_OK;
+    struct pattern *pattern;
+    enum shoal_status status;
+
+    if (!text || !*text)
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "a pattern has at least one byte");
+    status = pattern_create(text, &pattern, error);
+    if (!status)
+        pattern_destroy(pattern);
+    return status;
 }
 
 enum shoal_status shoal_kv_remove_matching(struct shoal_kv *kv, const char *pattern, const struct shoal_call *call,

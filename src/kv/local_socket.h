@@ -14,7 +14,6 @@
 #define LOCAL_REGIONS_MAX 16 /* of one session; region 0 is the arena */
 #define LOCAL_ITEMS_MAX 256  /* of one request */
 #define LOCAL_INLINE_MAX_BYTES (32u << 10)
-#define LOCAL_PATTERN_MAX_BYTES 1024
 
 enum local_method {
     LOCAL_METHOD_ATTACH = 1,

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "master/arena.h"
-#include "master/pattern.h"
+#include "base/pattern.h"
 #include "master/registry.h"
 #include "master/routes.h"
 #include "master/service.h"

@@ -734,11 +734,14 @@ static enum job_step step_list_first(struct job *job)
     const Shoal__Wire__MasterListRequest *message = (void *)job->message;
     const char *prefix;
     size_t prefix_len;
-    enum shoal_status status = pattern_create(message->pattern, &job->pattern, NULL);
+    struct shoal_error error;
+    enum shoal_status status = pattern_create(message->pattern, &job->pattern, &error);
 
     job->limit = message->limit ? message->limit : LIST_LIMIT_DEFAULT;
     job->cursor = arena_alloc(&job->arena, ROUTE_KEY_MAX_BYTES);
     job->entries = arena_alloc(&job->arena, job->limit * sizeof(void *));
+    if (status == SHOAL_INVALID_ARGUMENT)
+        return job_fail(job, status, error.message);
     if (status || !job->cursor || !job->entries)
         return fail_no_memory(job);
     prefix = pattern_prefix(job->pattern, &prefix_len);
@@ -746,8 +749,8 @@ static enum job_step step_list_first(struct job *job)
         memcpy(job->cursor, message->cursor.data, message->cursor.len);
         job->cursor_len = message->cursor.len;
     } else if (prefix_len) {
-        memcpy(job->cursor, prefix, prefix_len);
-        job->cursor_len = prefix_len;
+        job->cursor_len = prefix_len < ROUTE_KEY_MAX_BYTES ? prefix_len : ROUTE_KEY_MAX_BYTES; /* no key is longer */
+        memcpy(job->cursor, prefix, job->cursor_len);
         job->is_inclusive = true;
     }
     job->step = step_list;
@@ -764,9 +767,7 @@ void jobs_on_list(void *arg, struct rpc_request *request)
     message = UNPACK(master_list_request, service, request);
     if (!message)
         return;
-    if (strlen(message->pattern) > PATTERN_MAX_BYTES)
-        refuse(request, message, "a pattern is longer than 1024 bytes");
-    else if (message->limit > MASTER_BATCH_MAX)
+    if (message->limit > MASTER_BATCH_MAX)
         refuse(request, message, "a page has at most 4096 entries");
     else if (message->cursor.len > ROUTE_KEY_MAX_BYTES)
         refuse(request, message, "this is no cursor of a list");

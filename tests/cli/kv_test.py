@@ -230,6 +230,17 @@ class Values(KvTest):
         self.fails(2, "only one of them", "kv", "rm", "--client", client.local, "--all", "rm/0")
         out, _ = self.kv(client, "rm", "--json", "rm/0", "rm/1")
         self.assertEqual(json.loads(out)["removed"], 2)
+        for pattern, problem in (("rm/[23", "no ']' ends its '['"), ("[", "no ']'"), ("rm/[3-2]", "nothing is in"), ("rm/\\", "backslash")):
+            for arguments in (("ls", pattern), ("rm", "--pattern", pattern)):
+                _, err = self.kv(client, *arguments, code=2)
+                self.assertIn(problem, err)
+                self.assertIn(f"'{pattern}'", err)
+        self.put(client, 1024 * "*", b"x")
+        self.assertIn("replicas  1", self.kv(client, "stat", 1024 * "*")[0])
+        self.kv(client, "rm", 1024 * "*")
+        self.put(client, "rm[", b"x")
+        self.assertEqual(list(self.keys(client, "rm\\[*")), ["rm["])
+        self.kv(client, "rm", "--pattern", "rm\\[")
         out, _ = self.kv(client, "rm", "--json", "--pattern", "rm/[23]")
         self.assertEqual(json.loads(out)["removed"], 2)
         self.assertEqual(set(self.keys(client)), {"rm/4", "rm/5"})

@@ -328,6 +328,10 @@ static void test_patterns(void **state)
     assert_int_equal(count_keys(fixture->a, NULL), 0);
     EXPECT(INVALID_ARGUMENT, shoal_kv_remove_matching(fixture->third, "", &patient, &removed, &error));
     assert_int_equal(removed, 0);
+    removed = 77;
+    EXPECT(INVALID_ARGUMENT, shoal_kv_remove_matching(fixture->third, "odd/[0-9", &patient, &removed, &error));
+    assert_int_equal(removed, 0);
+    EXPECT(INVALID_ARGUMENT, shoal_kv_list(fixture->third, "[9-0]", &patient, stop_at_once, &calls, &error));
 }
 
 static void test_batches_mix_everything(void **state)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "master/pattern.h"
+#include "base/pattern.h"
 
 #include <fnmatch.h>
+#include <locale.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ struct pattern {
     char *prefix; /* owned */
 };
 
-/* Length of the bracket expression at text; 0: it never ends and is a plain '['. */
+/* Length of the bracket expression at text; 0: it never ends. */
 static size_t bracket_len(const char *text)
 {
     size_t at = 1;
@@ -51,23 +52,32 @@ static size_t bracket_len(const char *text)
     return text[at] == ']' ? at + 1 : 0;
 }
 
-/* What is in the brackets is the C library's to say, byte by byte. */
-static void fill_set(struct byte_set *set, const char *text, size_t len)
+/* What is in the brackets is the C library's to say, byte by byte. false: nothing. */
+static bool fill_set(struct byte_set *set, const char *text, size_t len)
 {
     char expression[PATTERN_MAX_BYTES + 1];
+    bool is_any = false;
 
     memcpy(expression, text, len);
     expression[len] = '\0';
     for (unsigned byte = 1; byte < 256; byte++) {
         char subject[] = {(char)byte, '\0'};
-        if (fnmatch(expression, subject, 0) == 0)
+        if (fnmatch(expression, subject, 0) == 0) {
             set->bits[byte / 32] |= 1u << byte % 32;
+            is_any = true;
+        }
     }
+    return is_any;
 }
 
-static void compile(struct pattern *pattern, const char *text)
+static enum shoal_status malformed(struct shoal_error *error, const char *whole, const char *problem)
 {
-    while (*text) {
+    return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "malformed pattern '%.200s': %s", whole, problem);
+}
+
+static enum shoal_status compile(struct pattern *pattern, const char *whole, struct shoal_error *error)
+{
+    for (const char *text = whole; *text;) {
         struct element *element = &pattern->elements[pattern->count];
         size_t len = 1;
         element->kind = ELEMENT_BYTE;
@@ -80,14 +90,22 @@ static void compile(struct pattern *pattern, const char *text)
             }
         } else if (*text == '?') {
             element->kind = ELEMENT_ANY;
-        } else if (*text == '\\' && text[1]) {
+        } else if (*text == '\\') {
+            if (!text[1])
+                return malformed(error, whole,
+                                 "the backslash at its end stands before nothing; write \\\\ for the character itself");
             element->byte = (unsigned char)text[1];
             len = 2;
-        } else if (*text == '[' && bracket_len(text)) {
+        } else if (*text == '[') {
             len = bracket_len(text);
+            if (!len)
+                return malformed(error, whole, "no ']' ends its '['; write \\[ for the character itself");
             element->kind = ELEMENT_SET;
             element->set = (uint32_t)pattern->set_count;
-            fill_set(&pattern->sets[pattern->set_count++], text, len);
+            if (!fill_set(&pattern->sets[pattern->set_count++], text, len))
+                return malformed(error, whole,
+                                 "nothing is in one of its [...]: a range that runs backwards, or a class "
+                                 "that does not exist");
         }
         pattern->count++;
         text += len;
@@ -96,12 +114,15 @@ static void compile(struct pattern *pattern, const char *text)
         pattern->prefix[pattern->prefix_len] = (char)pattern->elements[pattern->prefix_len].byte;
         pattern->prefix_len++;
     }
+    return SHOAL_OK;
 }
 
 enum shoal_status pattern_create(const char *text, struct pattern **pattern_out, struct shoal_error *error)
 {
     size_t len = strlen(text), brackets = 0;
     struct pattern *pattern;
+    enum shoal_status status;
+    locale_t c_locale, callers;
 
     if (len > PATTERN_MAX_BYTES)
         return error_set(error, SHOAL_INVALID_ARGUMENT, 0, "a pattern has at most %u bytes", PATTERN_MAX_BYTES);
@@ -110,18 +131,29 @@ enum shoal_status pattern_create(const char *text, struct pattern **pattern_out,
     for (const char *at = text; (at = strchr(at, '[')); at++)
         brackets++;
     pattern = calloc(1, sizeof *pattern);
-    if (!pattern)
-        return error_no_memory(error);
+    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!pattern || !c_locale)
+        goto no_memory;
     pattern->elements = calloc(len + 1, sizeof *pattern->elements);
     pattern->prefix = malloc(len + 1);
     pattern->sets = calloc(brackets + 1, sizeof *pattern->sets);
-    if (!pattern->elements || !pattern->prefix || !pattern->sets) {
+    if (!pattern->elements || !pattern->prefix || !pattern->sets)
+        goto no_memory;
+    callers = uselocale(c_locale);
+    status = compile(pattern, text, error);
+    uselocale(callers);
+    freelocale(c_locale);
+    if (status)
         pattern_destroy(pattern);
-        return error_no_memory(error);
-    }
-    compile(pattern, text);
-    *pattern_out = pattern;
-    return SHOAL_OK;
+    else
+        *pattern_out = pattern;
+    return status;
+
+no_memory:
+    if (c_locale)
+        freelocale(c_locale);
+    pattern_destroy(pattern);
+    return error_no_memory(error);
 }
 
 void pattern_destroy(struct pattern *pattern)
