@@ -111,9 +111,11 @@ enum shoal_status sqlite_fail(struct sqlite_conn *conn, int rc, struct shoal_err
         sys_errno = ENOSPC;
         snprintf(cause, sizeof cause, "no space left on device");
         break;
-    case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-        snprintf(cause, sizeof cause, "the file is damaged or no SQLite database; remove it to start anew");
+        snprintf(cause, sizeof cause, "the file is not a SQLite database; give another path, where Shoal makes one");
+        break;
+    case SQLITE_CORRUPT:
+        snprintf(cause, sizeof cause, "the file is damaged; give another path, or move it away to start anew");
         break;
     case SQLITE_READONLY:
         sys_errno = sys_errno ? sys_errno : EACCES;
@@ -249,7 +251,8 @@ static enum shoal_status check_schema(struct sqlite_conn *conn, struct shoal_err
         return create_schema(conn, error);
     if (application_id != APPLICATION_ID)
         return error_set(error, SHOAL_METADATA, 0,
-                         "metadata sqlite:" PATH_IN_MESSAGE ": the file is an SQLite database of another application",
+                         "metadata sqlite:" PATH_IN_MESSAGE
+                         ": the file is a SQLite database of another application; give another path",
                          conn->path);
     if (version != SCHEMA_VERSION)
         return error_set(error, SHOAL_METADATA, 0,
