@@ -234,6 +234,10 @@ static enum shoal_status storage_create(const struct tier_config *config, unsign
     if (status != SHOAL_OK) {
         if (status != SHOAL_NO_MEMORY)
             error_prefix(error, "tier %u (STORAGE)", index);
+        storage_index_close(storage->index);
+        storage->index = NULL;
+        if (storage->directory)
+            storage_file_abandon(&storage->file, storage->directory);
         storage_destroy(&storage->base);
         return status;
     }

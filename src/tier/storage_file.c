@@ -23,6 +23,7 @@
 #define DATA_NAME "objects.data"
 #define INDEX_NAME "index.db"
 #define PATH_IN_MESSAGE "%.200s"
+#define LOCK_ATTEMPTS 100
 #define LAST_WRITES_MS 10000 /* of a process that was killed, with a slow disk */
 
 static enum shoal_status fail(int saved, const char *directory, const char *what, struct shoal_error *error)
@@ -50,12 +51,14 @@ char *storage_file_index_path(const char *directory)
     return path_in(directory, INDEX_NAME);
 }
 
-static enum shoal_status make_directory(const char *directory, struct shoal_error *error)
+static enum shoal_status make_directory(const char *directory, struct storage_file *file, struct shoal_error *error)
 {
     struct stat info;
 
-    if (mkdir(directory, S_IRWXU) == 0)
+    if (mkdir(directory, S_IRWXU) == 0) {
+        file->has_made_directory = true;
         return SHOAL_OK;
+    }
     int saved = errno;
     if (saved != EEXIST && stat(directory, &info) != 0)
         return fail(saved, directory, "cannot make the directory", error);
@@ -67,28 +70,48 @@ static enum shoal_status make_directory(const char *directory, struct shoal_erro
     return SHOAL_OK;
 }
 
-/* flock and not fcntl: it also keeps two tiers of one process apart. The file names its owner, for the message. */
-static enum shoal_status lock_directory(const char *directory, int *fd_out, struct shoal_error *error)
+/* Whether path is the file that is open as fd. */
+static bool is_open_as(const char *path, int fd)
 {
-    char owner[24] = "";
-    char *path = path_in(directory, LOCK_NAME);
+    struct stat named, opened;
+    return lstat(path, &named) == 0 && fstat(fd, &opened) == 0 && named.st_dev == opened.st_dev &&
+           named.st_ino == opened.st_ino;
+}
 
-    if (!path)
-        return error_no_memory(error);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
-    int saved = errno;
-    free(path);
+/* flock and not fcntl: it also keeps two tiers of one process apart. The file names its owner, for the message. A
+ * process that abandons its tier removes the file while it holds the lock: what was opened before and is locked after
+ * that is a lock that nobody else will meet, so it has to be opened again (*is_gone_out). */
+static enum shoal_status try_lock(const char *directory, const char *path, struct storage_file *file, bool *is_gone_out,
+                                  struct shoal_error *error)
+{
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    char owner[24] = "";
+    bool is_made = true;
+
+    int fd = open(path, flags | O_EXCL, S_IRUSR | S_IWUSR);
+    if (fd < 0 && errno == EEXIST) {
+        is_made = false;
+        fd = open(path, flags, S_IRUSR | S_IWUSR);
+    }
+    *is_gone_out = fd < 0 && errno == ENOENT; /* the directory */
     if (fd < 0)
-        return fail(saved, directory, "cannot open the lock file", error);
+        return fail(errno, directory, "cannot open the lock file", error);
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        if (!is_open_as(path, fd)) {
+            close(fd);
+            *is_gone_out = true;
+            return error_set(error, SHOAL_BUSY, 0,
+                             "storage_filepath " PATH_IN_MESSAGE ": others lock it and leave it again", directory);
+        }
         int len = snprintf(owner, sizeof owner, "%ld\n", (long)getpid());
         /* Only for a message: a full disk is found where it matters. */
         if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)len, 0) != len)
             LOG_DEBUG("%s: cannot write the owner into the lock file: %s", directory, strerror(errno));
-        *fd_out = fd;
+        file->lock_fd = fd;
+        file->has_made_lock = is_made;
         return SHOAL_OK;
     }
-    saved = errno;
+    int saved = errno;
     if (saved == EWOULDBLOCK) {
         ssize_t len = pread(fd, owner, sizeof owner - 1, 0);
         owner[len > 0 ? len : 0] = '\0';
@@ -99,6 +122,26 @@ static enum shoal_status lock_directory(const char *directory, int *fd_out, stru
     }
     close(fd);
     return fail(saved, directory, "cannot lock", error);
+}
+
+static enum shoal_status lock_directory(const char *directory, struct storage_file *file, struct shoal_error *error)
+{
+    char *path = path_in(directory, LOCK_NAME);
+    enum shoal_status status;
+    bool is_gone;
+
+    if (!path)
+        return error_no_memory(error);
+    for (int attempt = 0; attempt < LOCK_ATTEMPTS; attempt++) {
+        is_gone = false;
+        status = make_directory(directory, file, error);
+        if (status == SHOAL_OK)
+            status = try_lock(directory, path, file, &is_gone, error);
+        if (!is_gone)
+            break;
+    }
+    free(path);
+    return status;
 }
 
 static bool is_direct_wanted(void)
@@ -116,6 +159,12 @@ static enum shoal_status open_data(const char *directory, struct storage_file *f
 
     if (!path)
         return error_no_memory(error);
+    /* By itself: where O_DIRECT does not work, an open that fails may have made the file. */
+    int made = open(path, flags | O_EXCL, S_IRUSR | S_IWUSR);
+    if (made >= 0) {
+        file->has_made_data = true;
+        close(made);
+    }
     if (is_direct_wanted())
         file->fd = open(path, flags | O_DIRECT, S_IRUSR | S_IWUSR);
     file->is_direct = file->fd >= 0;
@@ -235,12 +284,13 @@ enum shoal_status storage_file_open(const char *directory, uint64_t capacity_byt
                                     struct shoal_error *error)
 {
     struct storage_file file = {.lock_fd = -1, .fd = -1};
-    enum shoal_status status = make_directory(directory, error);
+    char *index = storage_file_index_path(directory);
+    enum shoal_status status = index ? lock_directory(directory, &file, error) : error_no_memory(error);
 
-    if (status == SHOAL_OK)
-        status = lock_directory(directory, &file.lock_fd, error);
-    if (status == SHOAL_OK)
+    if (status == SHOAL_OK) {
+        file.has_made_index = access(index, F_OK) != 0 && errno == ENOENT;
         status = open_data(directory, &file, error);
+    }
     if (status == SHOAL_OK)
         status = lock_data(directory, &file, error);
     if (status == SHOAL_OK)
@@ -250,7 +300,8 @@ enum shoal_status storage_file_open(const char *directory, uint64_t capacity_byt
     if (status == SHOAL_OK)
         *file_out = file;
     else
-        storage_file_close(&file);
+        storage_file_abandon(&file, directory);
+    free(index);
     return status;
 }
 
@@ -265,6 +316,34 @@ void storage_file_close(struct storage_file *file)
         close(fds[i]);
     }
     file->fd = file->lock_fd = -1;
+}
+
+/* fd: what path must be, -1 for anything. */
+static void remove_made(const char *directory, const char *name, int fd)
+{
+    char *path = path_in(directory, name);
+
+    if (path && (fd < 0 || is_open_as(path, fd)) && unlink(path) != 0 && errno != ENOENT)
+        LOG_WARN("%s: cannot remove what was made for a tier that did not come about: %s", path, strerror(errno));
+    free(path);
+}
+
+/* Everything under the lock; the lock file comes last, and then the directory, if nobody has come meanwhile. */
+void storage_file_abandon(struct storage_file *file, const char *directory)
+{
+    if (file->lock_fd >= 0) {
+        static const char *const index_files[] = {INDEX_NAME "-wal", INDEX_NAME "-shm", INDEX_NAME};
+        for (size_t i = 0; i < sizeof index_files / sizeof *index_files && file->has_made_index; i++)
+            remove_made(directory, index_files[i], -1);
+        if (file->has_made_data && file->fd >= 0)
+            remove_made(directory, DATA_NAME, file->fd);
+        if (file->has_made_lock)
+            remove_made(directory, LOCK_NAME, file->lock_fd);
+    }
+    if (file->has_made_directory)
+        (void)rmdir(directory); /* fails if somebody has put something there, and shall */
+    file->has_made_directory = file->has_made_lock = file->has_made_data = file->has_made_index = false;
+    storage_file_close(file);
 }
 
 void storage_file_trim(const struct storage_file *file, uint64_t capacity_bytes)

@@ -78,7 +78,7 @@ static enum shoal_status fail(struct storage_index *index, sqlite3 *db, int rc, 
         break;
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-        advice = "; without the file (and its -wal) the tier starts empty";
+        advice = "; use another directory, or move the file (and its -wal) away: the tier starts empty then";
         break;
     default:
         break;
@@ -114,7 +114,8 @@ static enum shoal_status check_schema(struct storage_index *index, struct shoal_
         rc = sqlite3_exec(index->db, schema, NULL, NULL, NULL);
     else if (rc == SQLITE_OK && application_id != APPLICATION_ID)
         return error_set(error, SHOAL_IO, 0,
-                         "index " PATH_IN_MESSAGE ": the file is an SQLite database of another application",
+                         "index " PATH_IN_MESSAGE
+                         ": the file is a SQLite database of another application; use another directory",
                          index->path);
     else if (rc == SQLITE_OK && version != SCHEMA_VERSION)
         return error_set(error, SHOAL_IO, 0,

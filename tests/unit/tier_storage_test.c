@@ -2,12 +2,17 @@
 /* The STORAGE tier through its table of operations: bytes, what is found again, damage, and each wrong path. */
 #include "unit.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sqlite3.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 #include "storage_world.h"
+#include "tier/storage_file.h"
 #include "tier/tier.h"
 #include "tmpdir.h"
 
@@ -376,6 +381,107 @@ static void wrong_paths(void **state)
     storage_world_release(&world);
 }
 
+static unsigned count_entries(const char *directory)
+{
+    unsigned count = 0;
+    DIR *dir = opendir(directory);
+
+    assert_non_null(dir);
+    for (const struct dirent *entry; (entry = readdir(dir));)
+        count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+    closedir(dir);
+    return count;
+}
+
+static void refused_leaves_nothing(void **state)
+{
+    static const uint64_t too_large = UINT64_C(1) << 62;
+    struct storage_world world;
+    struct stat info;
+    char *path;
+
+    (void)state;
+    storage_world_init(&world);
+    refuses(world.directory, too_large, SHOAL_NO_SPACE, "the file system has room for");
+    assert_int_equal(count_entries(world.directory), 0);
+    path = tmpdir_path(world.directory, "index.db"); /* somebody's file */
+    write_file(path, "this is no database, but it has a few bytes of text in it");
+    refuses(world.directory, too_large, SHOAL_NO_SPACE, "the file system has room for");
+    assert_int_equal(count_entries(world.directory), 1);
+    refuses(world.directory, CAPACITY, SHOAL_IO, "index.db");
+    assert_int_equal(count_entries(world.directory), 1);
+    assert_int_equal(unlink(path), 0);
+    free(path);
+
+    path = tmpdir_path(world.directory, "new");
+    refuses(path, too_large, SHOAL_NO_SPACE, "the file system has room for");
+    assert_int_not_equal(stat(path, &info), 0);
+    free(path);
+
+    /* What a tier has left stays, with its content. */
+    storage_world_open(&world, CAPACITY);
+    storage_put(&world, "kept", 1, 5000);
+    storage_world_close(&world);
+    unsigned count = count_entries(world.directory);
+    refuses(world.directory, too_large, SHOAL_NO_SPACE, "the file system has room for");
+    assert_int_equal(count_entries(world.directory), count);
+    storage_world_open(&world, CAPACITY);
+    assert_int_equal(world.count, 1);
+    storage_world_release(&world);
+}
+
+struct rivals {
+    const char *directory;
+    atomic_uint inside, failures;
+};
+
+/* All of them have the tier, one at a time, and each removes what it has made before it leaves. */
+static void *rival(void *arg)
+{
+    struct rivals *rivals = arg;
+
+    for (unsigned done = 0; done < 100;) {
+        struct storage_file file;
+        struct shoal_error error;
+        enum shoal_status status = storage_file_open(rivals->directory, 4096, &file, &error);
+        if (status == SHOAL_BUSY) {
+            sched_yield();
+            continue;
+        }
+        done++;
+        if (status != SHOAL_OK || atomic_fetch_add(&rivals->inside, 1) != 0) {
+            fprintf(stderr, "%s\n", status ? error.message : "two at a time");
+            atomic_fetch_add(&rivals->failures, 1);
+        }
+        if (status != SHOAL_OK)
+            continue;
+        sched_yield();
+        atomic_fetch_sub(&rivals->inside, 1);
+        storage_file_abandon(&file, rivals->directory);
+    }
+    return NULL;
+}
+
+static void one_at_a_time_whoever_leaves(void **state)
+{
+    char *base = tmpdir_make(), *directory = tmpdir_path(base, "tier");
+    struct rivals rivals = {.directory = directory};
+    pthread_t threads[4];
+    struct stat info;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, rival, &rivals), 0);
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    assert_int_equal(atomic_load(&rivals.failures), 0);
+    /* An empty lock file may stay of one that made it and that another was faster to lock. */
+    if (stat(directory, &info) == 0)
+        assert_true(count_entries(directory) <= 1);
+    free(directory);
+    tmpdir_remove(base);
+}
+
 static void unwritable_path(void **state)
 {
     struct storage_world world;
@@ -431,7 +537,7 @@ static void wrong_index(void **state)
     assert_int_equal(unlink(path), 0);
     write_file(path, "This is not a database, though it is long enough for the header of one. This is not a database, "
                      "though it is long enough for the header of one.");
-    refuses(world.directory, CAPACITY, SHOAL_IO, "without the file (and its -wal) the tier starts empty");
+    refuses(world.directory, CAPACITY, SHOAL_IO, "move the file (and its -wal) away: the tier starts empty then");
     assert_int_equal(unlink(path), 0);
     storage_world_open(&world, CAPACITY);
     storage_world_close(&world);
@@ -509,11 +615,23 @@ static void threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_by_ring),  cmocka_unit_test(bytes_plainly),  cmocka_unit_test(aligned_memory),
-        cmocka_unit_test(incomplete),     cmocka_unit_test(full),           cmocka_unit_test(reused_blocks),
-        cmocka_unit_test(maintained),     cmocka_unit_test(corrupted_byte), cmocka_unit_test(wrong_rows),
-        cmocka_unit_test(other_capacity), cmocka_unit_test(wrong_paths),    cmocka_unit_test(unwritable_path),
-        cmocka_unit_test(in_use),         cmocka_unit_test(wrong_index),    cmocka_unit_test(threads),
+        cmocka_unit_test(bytes_by_ring),
+        cmocka_unit_test(bytes_plainly),
+        cmocka_unit_test(aligned_memory),
+        cmocka_unit_test(incomplete),
+        cmocka_unit_test(full),
+        cmocka_unit_test(reused_blocks),
+        cmocka_unit_test(maintained),
+        cmocka_unit_test(corrupted_byte),
+        cmocka_unit_test(wrong_rows),
+        cmocka_unit_test(other_capacity),
+        cmocka_unit_test(wrong_paths),
+        cmocka_unit_test(unwritable_path),
+        cmocka_unit_test(refused_leaves_nothing),
+        cmocka_unit_test(one_at_a_time_whoever_leaves),
+        cmocka_unit_test(in_use),
+        cmocka_unit_test(wrong_index),
+        cmocka_unit_test(threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
