@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "exit_code.h"
+#include "rpc/byte_channel.h"
 #include "units.h"
 
 #define FIRST_LONG 256 /* getopt value of the option with index 0; letters are below */
@@ -238,6 +239,17 @@ static void print_help(const struct parser *parser)
     printf("\n%s", program->epilog);
 }
 
+/* Whether there is such a protocol; whether it works here is found out when it is used. */
+static bool check_rpc_protocol(const struct daemon_program *program)
+{
+    const struct byte_channel_ops *ops;
+    struct shoal_error error;
+    if (byte_channel_find(NULL, &ops, &error) == SHOAL_OK)
+        return true;
+    daemon_usage_error(program, "environment variable %s", error.message);
+    return false;
+}
+
 static bool parse(const struct parser *parser, int argc, char **argv, void *settings, struct daemon_options *options)
 {
     struct daemon_settings *common = settings;
@@ -261,6 +273,8 @@ static bool parse(const struct parser *parser, int argc, char **argv, void *sett
                            common->log_format);
         is_good = false;
     }
+    if (is_good && !common->wants_help && !common->wants_version)
+        is_good = check_rpc_protocol(parser->program);
     return is_good;
 }
 

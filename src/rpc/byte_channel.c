@@ -33,10 +33,10 @@ enum shoal_status byte_channel_find(const char *name, const struct byte_channel_
     buf_init(&known, 256);
     for (size_t i = 0; i < sizeof protocols / sizeof *protocols; i++)
         buf_append_format(&known, "%s'%s'", i ? ", " : "", protocols[i]->name);
-    error_set(error, SHOAL_UNSUPPORTED, 0, "%s'%.64s' is not a protocol for control calls: use %s", origin, name,
+    error_set(error, SHOAL_INVALID_ARGUMENT, 0, "%s'%.64s' is not a protocol for control calls: use %s", origin, name,
               known.data ? (const char *)known.data : "'" DEFAULT_NAME "'");
     buf_release(&known);
-    return SHOAL_UNSUPPORTED;
+    return SHOAL_INVALID_ARGUMENT;
 }
 
 enum shoal_status byte_channel_start(const struct byte_channel_ops *ops, struct shoal_error *error)

@@ -46,7 +46,8 @@ struct byte_channel_ops {
 
 extern const struct byte_channel_ops byte_channel_tcp, byte_channel_ucx, byte_channel_rdma;
 
-/* NULL name: the environment's MC_RPC_PROTOCOL, or "tcp". UNSUPPORTED: no such protocol (the message lists them). */
+/* NULL name: the environment's MC_RPC_PROTOCOL, or "tcp". INVALID_ARGUMENT: no such protocol (the message lists
+ * them). */
 enum shoal_status byte_channel_find(const char *name, const struct byte_channel_ops **ops_out,
                                     struct shoal_error *error);
 /* ops->start, with the name of the protocol in the message. */

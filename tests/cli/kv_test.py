@@ -614,16 +614,18 @@ class Usage(KvTest):
         self.fails_with(2, "no_such_option", "--config_path", config)
 
     def test_how_control_calls_travel(self):
-        for protocol, text in (("pigeon", "MC_RPC_PROTOCOL: 'pigeon' is not a protocol for control calls: use 'tcp', 'rdma', 'ucx'"),
-                               ("rdma", "MC_RPC_PROTOCOL=rdma: "), ("ucx", "MC_RPC_PROTOCOL=ucx: ")):
+        for protocol, code, text in (
+                ("pigeon", 2, "MC_RPC_PROTOCOL: 'pigeon' is not a protocol for control calls: use 'tcp', 'rdma', 'ucx'"),
+                ("rdma", 1, "MC_RPC_PROTOCOL=rdma: "), ("ucx", 1, "MC_RPC_PROTOCOL=ucx: ")):
             if protocol == "rdma" and os.path.exists("/sys/class/infiniband"):
                 continue
             env = dict(os.environ, MC_RPC_PROTOCOL=protocol, SHOAL_UCX_LIBRARY="/nowhere/libucp.so")
             for command in ([kv.MASTER, "--rpc_port", "0"], [kv.CLIENT, "--port", "0", "--client_rpc_port", "0"],
-                            [cli.SHOAL, "kv", "get", "key", "-"]):
-                with self.subTest(protocol=protocol, command=command[0]):
+                            [cli.SHOAL, "kv", "get", "key", "-"],
+                            [cli.SHOAL, "seed", "--metadata", f"sqlite:{self.dir}/meta.db", "name", __file__]):
+                with self.subTest(protocol=protocol, command=command[:2]):
                     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-                    self.assertEqual(result.returncode, 1, result.stderr)
+                    self.assertEqual(result.returncode, code, result.stderr)
                     self.assertIn(text, result.stderr)
                     self.assertNotIn("tiers", result.stderr)
 
