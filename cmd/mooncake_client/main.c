@@ -63,8 +63,8 @@ static const struct option_spec options[] = {
      .help = "Where transfer engines meet: sqlite:PATH or etcd://HOST:PORT[,HOST:PORT...]. Default (also as "
              "P2PHANDSHAKE): a file of the user on this machine."},
     {OPTION_TEXT, 0, "protocol", "NAME", NULL, offsetof(struct settings, protocol),
-     .help = "How bytes travel between clients: auto (on one machine without a network, else TCP), tcp, rdma or ucx. "
-             "Default: auto."},
+     .help = "How bytes travel between clients: auto (on one machine without a network, else TCP; RDMA with a NIC "
+             "priority matrix), tcp, local, rdma or ucx. Default: auto."},
     {OPTION_TEXT, 0, "nic_priority_matrix", "JSON|@FILE", NULL, offsetof(struct settings, nic_priority_matrix),
      .help = "Which RDMA devices serve memory at which location, as {\"cpu:0\": [[\"mlx5_0\"], [\"mlx5_1\"]]}: the "
              "preferred ones, then those that take over; or @ and a file with it. shoal topo --matrix proposes one. "

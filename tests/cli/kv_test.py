@@ -595,6 +595,8 @@ class Usage(KvTest):
                        "--http_port", "--cluster",
                        "--config_path", "--verbose", "--version"):
             self.assertIn(option, out)
+        self.assertIn("auto (on one machine without a network, else TCP; RDMA with a NIC priority matrix), tcp, local, rdma or ucx",
+                      " ".join(out.split()))
         out = subprocess.run([kv.CLIENT, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
         self.assertRegex(out, r"\d+\.\d+\.\d+")
 
