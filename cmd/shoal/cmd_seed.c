@@ -162,9 +162,8 @@ out_scan:
 
 static const struct option_spec options[] = {
     {OPTION_FLAG, 'f', "force", NULL, NULL, offsetof(struct settings, is_forced),
-     .help = "Replace a payload of this name that other nodes serve; they keep serving the old one only to those who "
-             "already "
-             "pull it."},
+     .help = "Replace a payload of this name that other nodes serve; they say so, and keep serving the old one only to "
+             "those who already pull it."},
     {OPTION_FLAG, 'L', "follow", NULL, NULL, offsetof(struct settings, follows_links),
      .help = "Seed what symbolic links in a directory point to. Without it such a link is an error; a PATH that is a "
              "link itself is always followed."},

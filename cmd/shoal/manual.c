@@ -147,6 +147,8 @@ static void print_markdown(void)
         "as well.\n\n"
         "Of the `done_bytes` in a `progress` event of `get`, and of the `bytes` in its `result`, `reused_bytes` were "
         "there already; the `step` is `checking` while that is found out.\n\n"
+        "A `serving` event has `replaced_by`, the name of the node, once another one has seeded the payload with "
+        "`--force`; `published` is false then.\n\n"
         "A `receiver` event names a node that takes the `payload` from this one: its `state` is `joined`, then `done` "
         "(it has everything) or `left` (it gave up, was lost or takes elsewhere; it may join again); `bytes` it has "
         "taken from here, and `pieces_have` of `pieces` from all its sources. `receivers` in the last event is the "

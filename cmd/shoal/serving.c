@@ -42,21 +42,28 @@ static void update_rate(struct serving *serving, const struct shoal_served_info 
 
 static void show_json(const struct serving *serving, const struct shoal_served_info *info)
 {
-    json_print(json_pack("{s:s, s:o, s:I, s:i, s:b, s:f}", "event", "serving", "name", json_text(info->name),
-                         "bytes_served", (json_int_t)info->bytes_served, "receivers", (int)info->receivers, "published",
-                         (int)info->is_published, "rate_bytes_per_s", serving->rate_bps));
+    json_t *event = json_pack("{s:s, s:o, s:I, s:i, s:b, s:f}", "event", "serving", "name", json_text(info->name),
+                              "bytes_served", (json_int_t)info->bytes_served, "receivers", (int)info->receivers,
+                              "published", (int)info->is_published, "rate_bytes_per_s", serving->rate_bps);
+    if (info->is_replaced)
+        json_object_set_new(event, "replaced_by", json_text(info->replaced_by));
+    json_print(event);
 }
 
 static void show_live(const struct serving *serving, const struct shoal_served_info *info,
                       struct shoal_receiver_info *receivers, size_t receiver_count)
 {
-    char given[UNITS_TEXT_BYTES], rate[UNITS_TEXT_BYTES], name[96], line[512], second[1024] = "", both[1600];
+    char given[UNITS_TEXT_BYTES], rate[UNITS_TEXT_BYTES], name[96], owner[96], line[512], second[1024] = "", both[1600];
     int width = terminal_width();
     size_t taking = 0, used = 0;
-    snprintf(line, sizeof line, "serving %s: %s given, %s, %u receiver%s now%s",
+    snprintf(line, sizeof line, "serving %s: %s given, %s, %u receiver%s now%s%s",
              units_printable(info->name, name, sizeof name), units_format_size(info->bytes_served, given),
              units_format_rate(serving->rate_bps, rate), info->receivers, info->receivers == 1 ? "" : "s",
-             info->is_published ? "" : ", NOT PUBLISHED");
+             info->is_published     ? ""
+             : !info->is_replaced   ? ", NOT PUBLISHED"
+             : info->replaced_by[0] ? ", REPLACED by "
+                                    : ", REPLACED",
+             info->is_replaced ? units_printable(info->replaced_by, owner, sizeof owner) : "");
     terminal_cut(line, sizeof line, width);
     while (taking < receiver_count && receivers[taking].state == SHOAL_RECEIVER_TAKING)
         taking++;
@@ -77,7 +84,8 @@ static void show_live(const struct serving *serving, const struct shoal_served_i
 static bool is_changed(const struct serving *serving, const struct shoal_served_info *info)
 {
     return serving->is_first || info->bytes_served != serving->shown.bytes_served ||
-           info->receivers != serving->shown.receivers || info->is_published != serving->shown.is_published;
+           info->receivers != serving->shown.receivers || info->is_published != serving->shown.is_published ||
+           info->is_replaced != serving->shown.is_replaced;
 }
 
 static void tell_publication(const struct serving *serving, bool is_published)
@@ -97,7 +105,7 @@ static void show(struct serving *serving, const struct shoal_served_info *info)
     size_t count = 0;
     char given[UNITS_TEXT_BYTES];
     update_rate(serving, info);
-    if (info->is_published != serving->shown.is_published)
+    if (info->is_published != serving->shown.is_published && !info->is_replaced) /* the log tells that */
         tell_publication(serving, info->is_published);
     if (shoal_store_receivers(serving->app->store, serving->name, &receivers, &count, NULL) != SHOAL_OK)
         count = 0;
@@ -107,8 +115,9 @@ static void show(struct serving *serving, const struct shoal_served_info *info)
     else if (is_changed(serving, info) && serving->app->settings.is_json)
         show_json(serving, info);
     else if (is_changed(serving, info) && serving->app->settings.verbosity > 0)
-        report_note(serving->app, "\"%s\": %s given, %u receiver%s now", serving->name,
-                    units_format_size(info->bytes_served, given), info->receivers, info->receivers == 1 ? "" : "s");
+        report_note(serving->app, "\"%s\": %s given, %u receiver%s now%s%s", serving->name,
+                    units_format_size(info->bytes_served, given), info->receivers, info->receivers == 1 ? "" : "s",
+                    info->is_replaced ? ", replaced by " : "", info->is_replaced ? info->replaced_by : "");
     free(receivers);
     serving->shown = *info;
     serving->is_first = false;

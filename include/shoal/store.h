@@ -205,6 +205,11 @@ struct shoal_served_info {
     uint64_t pieces_total;
     uint64_t bytes_served; /* bytes of pieces that receivers reported as taken from this node */
     uint32_t receivers;    /* receivers that take from here now */
+    /* Another node has registered the name with force: this generation is served to those who pull it already, and
+     * never published again. Noticed within the lease's time when this node serves one payload, of P payloads within P
+     * times that. */
+    uint32_t is_replaced;
+    char replaced_by[320]; /* its server name; "": it has gone since */
 };
 
 /* Snapshot of what this node serves; release with free(). Never blocks on the network. NO_MEMORY. */

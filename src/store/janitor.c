@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Repeats in the background what the metadata service did not take in time: withdrawals, and publications of payloads
- * that are served but not announced. One thread, bounded backlog, backoff. */
+ * that are served but not announced. And looks in turn whether the names of the published ones are still theirs: one
+ * request in the time of a lease, however many they are. One thread, bounded backlog, backoff. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@
 
 #define BACKLOG_MAX 4096u
 #define ATTEMPT_MS 5000
+#define CHECK_MS 2000
 #define BACKOFF_BASE_MS 200
 #define BACKOFF_MAX_MS 5000
 
@@ -54,6 +56,40 @@ static struct payload *take_unpublished(struct shoal_store *store)
     }
     mutex_unlock(&store->mutex);
     return payload;
+}
+
+/* The published payload that was not looked at for longest, if that is a lease's time ago. *due_ms_out: when to come
+ * again, if there is none. Holding store->mutex. */
+static struct payload *take_unchecked(struct shoal_store *store, int64_t now_ms, int64_t *due_ms_out)
+{
+    const struct map_entry *position = NULL;
+    struct payload *payload, *oldest = NULL;
+
+    while ((payload = map_next(&store->catalog, &position, NULL, NULL)))
+        if (payload->state == PAYLOAD_READY && payload->is_published &&
+            (!oldest || payload->checked_ms < oldest->checked_ms))
+            oldest = payload;
+    *due_ms_out = now_ms + store->lease_ttl_ms;
+    if (!oldest)
+        return NULL;
+    if (now_ms - oldest->checked_ms < store->lease_ttl_ms) {
+        *due_ms_out = oldest->checked_ms + store->lease_ttl_ms;
+        return NULL;
+    }
+    oldest->checked_ms = now_ms;
+    payload_ref(oldest);
+    return oldest;
+}
+
+/* A failure is found by others, too, and told by them. */
+static void check_one(struct janitor *janitor, struct payload *payload)
+{
+    struct call call = {.deadline_ms = deadline_after_ms(CHECK_MS), .cancel = janitor->cancel};
+    struct shoal_error error;
+
+    if (publish_check(payload, &call, &error))
+        LOG_DEBUG("%s (will be looked at again)", error.message);
+    payload_unref(payload);
 }
 
 /* true: everything that could be done is done. */
@@ -105,12 +141,22 @@ static void *thread_main(void *arg)
     struct shoal_store *store = janitor->store;
     struct random random;
     unsigned failures = 0;
+    int64_t check_ms = 0;
 
     random_init(&random, random_id());
     mutex_lock(&store->mutex);
     while (!janitor->is_stopping) {
         if (!janitor->has_work) {
-            cond_wait(&janitor->wake, &store->mutex);
+            int64_t now_ms = clock_now_ms();
+            struct payload *payload = now_ms < check_ms ? NULL : take_unchecked(store, now_ms, &check_ms);
+            if (!payload) {
+                cond_wait_until(&janitor->wake, &store->mutex, check_ms);
+                continue;
+            }
+            check_ms = now_ms + store->lease_ttl_ms;
+            mutex_unlock(&store->mutex);
+            check_one(janitor, payload);
+            mutex_lock(&store->mutex);
             continue;
         }
         if (failures) {

@@ -89,6 +89,7 @@ void payload_unref(struct payload *payload)
     free(payload->have_bits);
     free(payload->index);
     free(payload->regions);
+    free(payload->replaced_by);
     free(payload->name);
     receivers_release(&payload->receivers);
     free(payload);

@@ -207,15 +207,38 @@ static enum shoal_status encode_entry(struct payload *payload, struct buf *out, 
     return source_entry_encode(&entry, out, error);
 }
 
-static void set_published(struct payload *payload, bool is_published, bool is_superseded)
+static void set_published(struct payload *payload)
 {
     mutex_lock(&payload->store->mutex);
-    payload->is_published = is_published;
-    if (is_superseded) {
-        payload->is_superseded = true;
-        payload->wants_publication = false;
+    payload->is_published = true;
+    payload->checked_ms = clock_now_ms();
+    mutex_unlock(&payload->store->mutex);
+}
+
+/* record: what has the name now. Says it once. */
+static void set_superseded(struct payload *payload, const struct payload_record *record)
+{
+    const char *owner = record->source_count ? record->sources[0].name : NULL;
+    bool is_news;
+    char *copy;
+
+    for (size_t i = 0; i < record->source_count; i++)
+        owner = record->sources[i].is_gold ? record->sources[i].name : owner;
+    copy = owner ? strdup(owner) : NULL; /* NULL: only the name is not told */
+    mutex_lock(&payload->store->mutex);
+    is_news = !payload->is_superseded;
+    payload->is_published = payload->wants_publication = false;
+    payload->is_superseded = true;
+    if (is_news) {
+        payload->replaced_by = copy;
+        copy = NULL;
     }
     mutex_unlock(&payload->store->mutex);
+    free(copy);
+    if (is_news)
+        LOG_WARN("payload '%s': %s replaced it with another generation; this node serves its copy to those who pull it "
+                 "already, and announces it no more",
+                 payload->name, owner ? owner : "another node");
 }
 
 /* One transaction that puts the source entry, and the manifest too if compare is on a missing or replaced one.
@@ -264,7 +287,7 @@ static enum shoal_status put(struct payload *payload, const struct meta_compare 
     if (status)
         error_prefix(error, "publishing payload '%s'", payload->name);
     else if (*is_applied_out)
-        set_published(payload, true, false);
+        set_published(payload);
 out:
     buf_release(&entry);
     free(replaced);
@@ -369,9 +392,7 @@ enum shoal_status publish_join(struct payload *payload, const struct call *call,
             compare.revision = record.manifest_revision;
         }
         if (is_other) {
-            LOG_WARN("payload '%s': another generation took the name; this node's copy is not announced any more",
-                     payload->name);
-            set_published(payload, false, true);
+            set_superseded(payload, &record);
             payload_record_release(&record);
             break;
         }
@@ -383,6 +404,44 @@ enum shoal_status publish_join(struct payload *payload, const struct call *call,
 }
 
 /* A payload that is open again must keep its entry. */
+enum shoal_status publish_check(struct payload *payload, const struct call *call, struct shoal_error *error)
+{
+    struct shoal_store *store = payload->store;
+    char *key = manifest_key(store, payload->name);
+    struct meta_entry entry;
+    struct manifest manifest;
+    struct payload_record record;
+    struct call step = step_of(call);
+    bool is_found, is_other = false;
+    enum shoal_status status;
+
+    if (!key)
+        return error_no_memory(error);
+    status =
+        step_status(meta_get(engine_meta(store->engine), bytes_of(key), &step, &is_found, &entry, error), call, error);
+    free(key);
+    if (status) {
+        error_prefix(error, "payload '%s'", payload->name);
+        return status;
+    }
+    /* One that is missing or cannot be read replaces nothing. */
+    if (is_found && !manifest_decode(&manifest, entry.value, entry.value_len, NULL)) {
+        is_other = manifest.generation != payload->generation;
+        manifest_release(&manifest);
+    }
+    if (is_found)
+        meta_entry_release(&entry);
+    if (!is_other)
+        return SHOAL_OK;
+    status = publish_read(store, payload->name, call, &record, error);
+    if (status)
+        return status;
+    if (record.has_manifest && !record.manifest_status && record.manifest.generation != payload->generation)
+        set_superseded(payload, &record);
+    payload_record_release(&record);
+    return SHOAL_OK;
+}
+
 static bool is_open_here(struct shoal_store *store, const char *name, uint64_t generation)
 {
     struct payload *payload;

@@ -262,6 +262,9 @@ enum shoal_status shoal_store_served(struct shoal_store *store, struct shoal_ser
             continue;
         payload_ref(payload);
         infos[count].is_published = payload->is_published;
+        infos[count].is_replaced = payload->is_superseded;
+        if (payload->replaced_by)
+            snprintf(infos[count].replaced_by, sizeof infos[count].replaced_by, "%s", payload->replaced_by);
         payloads[count++] = payload;
     }
     mutex_unlock(&store->mutex);

@@ -97,6 +97,8 @@ struct payload {
     bool wants_publication; /* the source entry shall be in the metadata service */
     bool is_published;
     bool is_superseded; /* another generation took the name: never published again */
+    char *replaced_by;  /* owned; the node that has done that; NULL: not known */
+    int64_t checked_ms; /* when the name was last found to be this generation's */
 
     /* loop 0 */
     bool is_complete;
@@ -185,6 +187,8 @@ enum shoal_status publish_join(struct payload *payload, const struct call *call,
 /* The same for the first time, when the manifest's revision is known: one request. */
 enum shoal_status publish_join_known(struct payload *payload, int64_t manifest_revision, const struct call *call,
                                      struct shoal_error *error);
+/* Looks whether the name is still this generation's: one request, and another one if not; then is_superseded is set. */
+enum shoal_status publish_check(struct payload *payload, const struct call *call, struct shoal_error *error);
 /* Removes this node's source entry and, as the last one out, the manifest. */
 enum shoal_status publish_withdraw(struct shoal_store *store, const char *name, uint64_t generation,
                                    const struct call *call, struct shoal_error *error);

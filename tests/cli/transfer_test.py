@@ -129,6 +129,23 @@ class RoundTrip(CliTest):
         self.run_shoal("get", "n", self.dir / "dst")
         self.assertEqual((self.dir / "dst/f").read_bytes(), b"second")
 
+    def test_who_is_replaced_says_so(self):
+        self.make("1/f", b"first")
+        self.make("2/f", b"second")
+        first = self.seed("n", "--json", self.dir / "1/f")
+        replica = self.start("get", "--seed", "n", self.dir / "r").wait_for_output("got n")
+        second = self.seed("n", "--force", "--json", self.dir / "2/f")
+        owner = self.run_shoal("stat", "n", "--json")[0]
+        owner = json.loads(owner)["sources"][0]["name"]
+        for node in (first, replica):
+            wait_for(lambda: f"{owner} replaced it" in node.err, "the line in the log: " + node.err)
+            self.assertNotIn("published again", node.err)
+        wait_for(lambda: any(event.get("replaced_by") == owner for event in self.json_lines(first.out)), "the event")
+        self.assertNotIn("replaced", second.err)
+        for node in (first, replica, second):
+            self.assertEqual(node.stop(), 0)
+        self.assertEqual(first.err.count("replaced it"), 1)
+
     def test_get_and_go_on_serving(self):
         self.make("f", b"z" * 1_000_000)
         seed = self.seed("n", self.dir / "f")
