@@ -26,7 +26,7 @@
 static uint64_t budget_bytes = (uint64_t)512 << 20;
 static unsigned runs = 3, cell_ms = 500, threads_many = 16;
 static const char *congestion_control = "reno", *sizes_text = "64,4K,64K,1M,16M", *only;
-static bool without_redis;
+static bool without_redis, is_redis_over_socket;
 
 static uint64_t sizes[SIZES_MAX];
 static size_t size_count;
@@ -351,6 +351,7 @@ int main(int argc, char **argv)
         {"op", BENCH_TEXT, &only, 0, 0, "get or put alone"},
         {"cc", BENCH_TEXT, &congestion_control, 0, 0, "congestion control of all sockets (default reno)"},
         {"no-redis", BENCH_FLAG, &without_redis, 0, 0, "without Redis"},
+        {"redis-socket", BENCH_FLAG, &is_redis_over_socket, 0, 0, "Redis over its Unix socket, not loopback"},
         {0},
     };
     char a[32], b[32], c[32], d[32], e[32], script[128];
@@ -383,7 +384,7 @@ int main(int argc, char **argv)
     (void)bench_temp_dir();
     const struct kv_system *systems[SYSTEMS];
     systems[RAW] = kv_raw_start(budget_bytes, congestion_control);
-    systems[REDIS] = without_redis ? NULL : kv_redis_start();
+    systems[REDIS] = without_redis ? NULL : kv_redis_start(is_redis_over_socket);
     start_ours();
     systems[OURS] = &ours_system;
     printf("kv: %u runs of %u ms each, in turns; congestion control %s%s\n", runs, cell_ms, congestion_control,

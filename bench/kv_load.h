@@ -53,7 +53,7 @@ struct kv_result kv_measure(const struct kv_system *system, const struct kv_cell
  * value and 8 bytes back. Values lie in one piece of memory by their number. */
 const struct kv_system *kv_raw_start(uint64_t budget_bytes, const char *congestion_control);
 /* redis-server with a configuration and a directory of its own; NULL: why not is on stderr. */
-const struct kv_system *kv_redis_start(void);
+const struct kv_system *kv_redis_start(bool is_over_socket); /* its Unix socket, or loopback */
 void kv_redis_stop(void);
 
 /* A TCP port of loopback that is free now. */

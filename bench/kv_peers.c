@@ -220,11 +220,18 @@ const struct kv_system *kv_raw_start(uint64_t budget_bytes, const char *congesti
 static struct {
     pid_t pid;
     uint16_t port;
+    bool is_over_socket;
+    char path[512]; /* of its socket */
 } redis;
+
+static redisContext *redis_connect(void)
+{
+    return redis.is_over_socket ? redisConnectUnix(redis.path) : redisConnect("127.0.0.1", redis.port);
+}
 
 static void *redis_open(void)
 {
-    redisContext *context = redisConnect("127.0.0.1", redis.port);
+    redisContext *context = redis_connect();
     if (!context || context->err)
         bench_die("redis: %s", context ? context->errstr : "out of memory");
     return context;
@@ -282,7 +289,7 @@ static bool redis_answers(void)
 {
     double end_s = bench_now_s() + REDIS_START_S;
     while (bench_now_s() < end_s) {
-        redisContext *context = redisConnect("127.0.0.1", redis.port);
+        redisContext *context = redis_connect();
         redisReply *reply = context && !context->err ? redisCommand(context, "PING") : NULL;
         bool is_up = reply && reply->type == REDIS_REPLY_STATUS;
         freeReplyObject(reply);
@@ -307,12 +314,15 @@ void kv_redis_stop(void)
     redis.pid = 0;
 }
 
-const struct kv_system *kv_redis_start(void)
+const struct kv_system *kv_redis_start(bool is_over_socket)
 {
+    redis.is_over_socket = is_over_socket;
+    snprintf(redis.path, sizeof redis.path, "%s/redis.sock", bench_temp_dir());
     for (int i = 0; i < REDIS_ATTEMPTS; i++) {
         char port[16], dir[512];
         char *const arguments[] = {"redis-server", "--port", port,    "--bind", "127.0.0.1", "--save", "",
-                                   "--appendonly", "no",     "--dir", dir,      "--logfile", "",       NULL};
+                                   "--appendonly", "no",     "--dir", dir,      "--logfile", "",       "--unixsocket",
+                                   redis.path,     NULL};
         redis.port = kv_free_port();
         snprintf(port, sizeof port, "%u", redis.port);
         snprintf(dir, sizeof dir, "%s", bench_temp_dir());
@@ -327,8 +337,9 @@ const struct kv_system *kv_redis_start(void)
 
 #else
 
-const struct kv_system *kv_redis_start(void)
+const struct kv_system *kv_redis_start(bool is_over_socket)
 {
+    (void)is_over_socket;
     fprintf(stderr, "bench kv: no Redis to compare with: built without hiredis (tools/setup --bench, then again)\n");
     return NULL;
 }

@@ -234,8 +234,8 @@ static void print_help(const struct parser *parser)
     for (size_t i = 0; i < parser->count; i++)
         option_print(stdout, parser->specs[i], WIDTH);
     printf("\nenvironment:\n"
-           "  MC_RPC_PROTOCOL   how control calls travel: tcp (default), rdma or ucx (UCX's own choice of\n"
-           "                    transports); peers without it are called by TCP\n");
+           "  MC_RPC_PROTOCOL   how control calls travel: auto (default: TCP, on one host a local socket), tcp,\n"
+           "                    rdma or ucx (UCX's own choice of transports); peers without it are called by TCP\n");
     printf("\n%s", program->epilog);
 }
 

@@ -59,6 +59,9 @@ static bool own_metrics(struct shoal_kv *kv, struct buf *out)
                    channels.failures, true) &&
            counter(out, "shoal_kv_client_dials_total", "", "Connections made for blocking calls.", channels.dials,
                    true) &&
+           counter(out, "shoal_kv_client_local_dials_total", "",
+                   "Those of them that go over the local socket of a process of this host.", channels.local_dials,
+                   true) &&
            counter(out, "shoal_kv_client_rpc_fallbacks_total", "",
                    "Connections made by TCP because a peer does not offer MC_RPC_PROTOCOL.", channels.fallbacks,
                    true) &&

@@ -7,10 +7,13 @@
 #include "base/buf.h"
 #include "base/error.h"
 #include "base/hostport.h"
+#include "base/log.h"
 #include "loop/loop.h"
 #include "master/service.h"
 #include "rpc/rpc.h"
 #include "transport/endpoint.h"
+
+#define LOG_MODULE "master"
 
 #define MAX_CONNECTIONS 16384u
 #define METRICS_MAX_BYTES (1u << 20)
@@ -36,6 +39,7 @@ enum shoal_status master_create(const struct master_config *config, struct maste
                                             .max_clients = config->max_clients,
                                             .is_standby = config->is_standby};
     struct master *master = calloc(1, sizeof *master);
+    struct shoal_error local;
     enum shoal_status status;
 
     if (!master)
@@ -58,6 +62,8 @@ enum shoal_status master_create(const struct master_config *config, struct maste
     status = endpoint_start(master->endpoint, endpoint_address(master->endpoint), error);
     if (status)
         goto fail;
+    if (endpoint_listen_local(master->endpoint, &local))
+        LOG_WARN("clients of this host come by TCP: %s", local.message);
     *master_out = master;
     return SHOAL_OK;
 

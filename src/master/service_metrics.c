@@ -91,6 +91,8 @@ static bool append_all(struct master_service *service, struct buf *out)
         {"removed_total", "", "counter", "Routes removed.", c->removed},
         {"drops_total", "", "counter", "Removed objects that owners were to be told of.", c->drops},
         {"connections", "", "gauge", "Open connections.", r.connections},
+        {"local_connections_total", "", "counter", "Connections over the local socket, of clients on this host.",
+         r.local_connections},
         {"ucx_connections_total", "", "counter", "Connections made over UCX (MC_RPC_PROTOCOL).", r.ucx_connections},
         {"protocol_errors_total", "", "counter", "Connections closed for malformed frames or handshakes.",
          r.protocol_errors + e.protocol_errors},

@@ -8,9 +8,10 @@
 #include "base/error.h"
 
 #define ENVIRONMENT_NAME "MC_RPC_PROTOCOL"
-#define DEFAULT_NAME "tcp"
+#define DEFAULT_NAME "auto"
 
-static const struct byte_channel_ops *const protocols[] = {&byte_channel_tcp, &byte_channel_rdma, &byte_channel_ucx};
+static const struct byte_channel_ops *const protocols[] = {&byte_channel_auto, &byte_channel_tcp, &byte_channel_rdma,
+                                                           &byte_channel_ucx};
 
 enum shoal_status byte_channel_find(const char *name, const struct byte_channel_ops **ops_out,
                                     struct shoal_error *error)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What carries the frames of rpc/channel.h: one ops table per protocol: "tcp", and over UCX "rdma" and "ucx". */
+/* What carries the frames of rpc/channel.h: one ops table per protocol: "auto" (TCP, and between processes of one host
+ * their local socket), "tcp" alone, and over UCX "rdma" and "ucx". */
 #ifndef SHOAL_RPC_BYTE_CHANNEL_H
 #define SHOAL_RPC_BYTE_CHANNEL_H
 
@@ -26,6 +27,9 @@ struct byte_channel_ops {
      * LIMIT (descriptors), NO_MEMORY. */
     enum shoal_status (*dial)(const char *address, const char *source, const struct call *call,
                               struct byte_channel **channel_out, struct shoal_error *error);
+    /* Connects to the local socket of an instance, without waiting; what follows is as after dial. NULL: the protocol
+     * has no such way; false: it is not to be had. */
+    bool (*dial_local)(uint64_t instance, struct byte_channel **channel_out);
     /* After the handshake, which went by send and receive: agrees with the peer on what follows. UNSUPPORTED: they
      * share no way, try the fallback. UNREACHABLE, TIMED_OUT, PROTOCOL, NO_MEMORY. */
     enum shoal_status (*begin)(struct byte_channel *channel, int64_t deadline_ms, struct shoal_error *error);
@@ -44,9 +48,9 @@ struct byte_channel_ops {
     void (*close)(struct byte_channel *channel);
 };
 
-extern const struct byte_channel_ops byte_channel_tcp, byte_channel_ucx, byte_channel_rdma;
+extern const struct byte_channel_ops byte_channel_auto, byte_channel_tcp, byte_channel_ucx, byte_channel_rdma;
 
-/* NULL name: the environment's MC_RPC_PROTOCOL, or "tcp". INVALID_ARGUMENT: no such protocol (the message lists
+/* NULL name: the environment's MC_RPC_PROTOCOL, or "auto". INVALID_ARGUMENT: no such protocol (the message lists
  * them). */
 enum shoal_status byte_channel_find(const char *name, const struct byte_channel_ops **ops_out,
                                     struct shoal_error *error);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocking TCP: a send is one sendmsg and a receive one recv, without poll; the kernel's own timeouts bound them. */
+/* Blocking sockets: a send is one sendmsg and a receive one recv, without poll; the kernel's own timeouts bound them.
+ * TCP, or the local socket of a process on the same host, which saves both sides the way through the network stack. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -17,6 +18,7 @@
 #include "base/hostport.h"
 #include "base/spin.h"
 #include "rpc/byte_channel.h"
+#include "transport/endpoint.h"
 #include "wire/hello.h"
 
 #define SOCKET_TIMEOUT_MAX_MS (1 << 20)
@@ -121,6 +123,13 @@ static void tcp_stop(void)
 {
 }
 
+static bool set_blocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+
+    return flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
+}
+
 static enum shoal_status tcp_dial(const char *address, const char *source, const struct call *call,
                                   struct byte_channel **channel_out, struct shoal_error *error)
 {
@@ -128,7 +137,7 @@ static enum shoal_status tcp_dial(const char *address, const char *source, const
     struct byte_channel *channel;
     socklen_t len = 0;
     enum shoal_status status;
-    int one = 1, saved, flags;
+    int one = 1, saved;
 
     status = source ? numeric_address(source, &from, &len, error) : SHOAL_OK;
     if (!status)
@@ -160,8 +169,7 @@ static enum shoal_status tcp_dial(const char *address, const char *source, const
         if (status)
             goto close_fd;
     }
-    flags = fcntl(channel->fd, F_GETFL);
-    if (flags < 0 || fcntl(channel->fd, F_SETFL, flags & ~O_NONBLOCK) != 0) {
+    if (!set_blocking(channel->fd)) {
         saved = errno;
         status = error_set(error, SHOAL_IO, saved, "cannot make a socket blocking: %s", strerror(saved));
         goto close_fd;
@@ -174,6 +182,23 @@ close_fd:
 free_channel:
     free(channel);
     return status;
+}
+
+static bool local_dial(uint64_t instance, struct byte_channel **channel_out)
+{
+    struct byte_channel *channel = calloc(1, sizeof *channel);
+
+    if (!channel)
+        return false;
+    channel->fd = endpoint_connect_local(instance);
+    if (channel->fd >= 0 && set_blocking(channel->fd)) {
+        *channel_out = channel;
+        return true;
+    }
+    if (channel->fd >= 0)
+        close(channel->fd);
+    free(channel);
+    return false;
 }
 
 static enum shoal_status tcp_begin(struct byte_channel *channel, int64_t deadline_ms, struct shoal_error *error)
@@ -302,17 +327,12 @@ static void tcp_close(struct byte_channel *channel)
     free(channel);
 }
 
-const struct byte_channel_ops byte_channel_tcp = {
-    .name = "tcp",
-    .hello_channel = HELLO_CHANNEL_CONTROL,
-    .start = tcp_start,
-    .stop = tcp_stop,
-    .dial = tcp_dial,
-    .begin = tcp_begin,
-    .send = tcp_send,
-    .receive = tcp_receive,
-    .interrupt = tcp_interrupt,
-    .is_stale = tcp_is_stale,
-    .descriptor = tcp_descriptor,
-    .close = tcp_close,
-};
+#define SOCKET_OPS(NAME, DIAL_LOCAL)                                                                                   \
+    {                                                                                                                  \
+        .name = (NAME), .hello_channel = HELLO_CHANNEL_CONTROL, .start = tcp_start, .stop = tcp_stop,                  \
+        .dial = tcp_dial, .dial_local = (DIAL_LOCAL), .begin = tcp_begin, .send = tcp_send, .receive = tcp_receive,    \
+        .interrupt = tcp_interrupt, .is_stale = tcp_is_stale, .descriptor = tcp_descriptor, .close = tcp_close,        \
+    }
+
+const struct byte_channel_ops byte_channel_auto = SOCKET_OPS("auto", local_dial);
+const struct byte_channel_ops byte_channel_tcp = SOCKET_OPS("tcp", NULL);

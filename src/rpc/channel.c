@@ -255,6 +255,7 @@ void rpc_channels_counters(struct rpc_channels *channels, struct rpc_channels_co
     out->calls = __atomic_load_n(&from->calls, __ATOMIC_RELAXED);
     out->failures = __atomic_load_n(&from->failures, __ATOMIC_RELAXED);
     out->fallbacks = __atomic_load_n(&from->fallbacks, __ATOMIC_RELAXED);
+    out->local_dials = __atomic_load_n(&from->local_dials, __ATOMIC_RELAXED);
     out->dials = __atomic_load_n(&from->dials, __ATOMIC_RELAXED);
     out->bytes_in = __atomic_load_n(&from->bytes_in, __ATOMIC_RELAXED);
     out->bytes_out = __atomic_load_n(&from->bytes_out, __ATOMIC_RELAXED);
@@ -332,25 +333,21 @@ lost:
     return status;
 }
 
-static enum shoal_status dial_by(struct rpc_channels *channels, const struct byte_channel_ops *ops, const char *address,
-                                 uint64_t instance, const struct call *call, struct channel **channel_out,
-                                 struct shoal_error *error)
+/* Takes bytes, which are connected. */
+static enum shoal_status open_channel(struct rpc_channels *channels, const struct byte_channel_ops *ops,
+                                      struct byte_channel *bytes, const char *address, uint64_t instance,
+                                      const struct call *call, struct channel **channel_out, struct shoal_error *error)
 {
     struct channel *channel = malloc(sizeof *channel);
     struct cancel_hook hook;
     enum shoal_status status;
 
-    if (!channel)
+    if (!channel) {
+        ops->close(bytes);
         return error_no_memory(error);
-    *channel = (struct channel){.ops = ops};
-    snprintf(channel->address, sizeof channel->address, "%s", address);
-    count(&channels->counters.dials, 1);
-    status = ops->dial(address, channels->source[0] ? channels->source : NULL, call, &channel->bytes, error);
-    if (status) {
-        error_prefix(error, "%s", address);
-        free(channel);
-        return status;
     }
+    *channel = (struct channel){.ops = ops, .bytes = bytes};
+    snprintf(channel->address, sizeof channel->address, "%s", address);
     cancel_hook_add(call->cancel, &hook, interrupt, channel);
     status = shake_hands(channels, channel, instance, call->deadline_ms, error);
     cancel_hook_remove(call->cancel, &hook);
@@ -360,6 +357,42 @@ static enum shoal_status dial_by(struct rpc_channels *channels, const struct byt
         *channel_out = channel;
     else
         channel_destroy(channel);
+    return status;
+}
+
+/* A peer of this host has a local socket, too. Any trouble with it: the connection that is there will do. */
+static struct channel *prefer_local(struct rpc_channels *channels, struct channel *channel, const struct call *call)
+{
+    struct shoal_error ignored;
+    struct byte_channel *bytes;
+    struct channel *local;
+
+    if (!channel->ops->dial_local || !channel->ops->dial_local(channel->instance, &bytes))
+        return channel;
+    if (open_channel(channels, channel->ops, bytes, channel->address, channel->instance, call, &local, &ignored))
+        return channel;
+    count(&channels->counters.local_dials, 1);
+    channel_destroy(channel);
+    return local;
+}
+
+static enum shoal_status dial_by(struct rpc_channels *channels, const struct byte_channel_ops *ops, const char *address,
+                                 uint64_t instance, const struct call *call, struct channel **channel_out,
+                                 struct shoal_error *error)
+{
+    struct byte_channel *bytes;
+    struct channel *channel;
+    enum shoal_status status;
+
+    count(&channels->counters.dials, 1);
+    status = ops->dial(address, channels->source[0] ? channels->source : NULL, call, &bytes, error);
+    if (status) {
+        error_prefix(error, "%s", address);
+        return status;
+    }
+    status = open_channel(channels, ops, bytes, address, instance, call, &channel, error);
+    if (status == SHOAL_OK)
+        *channel_out = prefer_local(channels, channel, call);
     return status;
 }
 

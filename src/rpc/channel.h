@@ -23,7 +23,7 @@ struct rpc_channels_config {
     const char *cluster, *server_name;  /* of this node, for the handshake; copied */
     const char *source;                 /* "ip:port" of this node, which connections come from; NULL: any; copied */
     uint64_t instance;                  /* of this node */
-    const struct byte_channel_ops *ops; /* NULL: byte_channel_find(MC_RPC_PROTOCOL or "tcp") */
+    const struct byte_channel_ops *ops; /* NULL: byte_channel_find(MC_RPC_PROTOCOL or "auto") */
     unsigned max_idle_per_peer;         /* kept open; 0: 32 */
     unsigned max_idle;                  /* of all peers together, the longest idle one is closed; 0: 256 */
     int64_t idle_ms;                    /* closed, with the next call to anybody, when idle for longer; 0: 60000 */
@@ -75,6 +75,7 @@ void rpc_channels_forget(struct rpc_channels *channels, const char *address);
 
 struct rpc_channels_counters {
     uint64_t calls, failures, dials, bytes_in, bytes_out;
+    uint64_t local_dials; /* of dials: those that go over the local socket of a process of this host */
     uint64_t fallbacks; /* connections that go by TCP, because a peer does not offer the protocol that was asked for */
     unsigned idle;
 };

@@ -37,6 +37,7 @@ struct rpc_client {
     uint64_t instance;
     int64_t connect_timeout_ms;
     struct rpc_stream stream;
+    int tcp_fd;                    /* is connected, while the peer's local socket is dialed; -1: not so */
     bool is_dialing_ucx;           /* the dial is, or was, one for UCX */
     bool is_connected, is_opening; /* is_opening: there is a stream, the two still agree on UCX */
     int64_t tcp_until_ms;          /* the peer did not offer UCX: not asked again before; 0: was never asked */
@@ -272,20 +273,11 @@ static bool has_no_ucx(const struct rpc_client *client, enum shoal_status status
            (status == SHOAL_UNSUPPORTED || (status == SHOAL_UNREACHABLE && error->sys_errno == EPROTONOSUPPORT));
 }
 
-static void on_dialed(void *arg, enum shoal_status status, int fd, const struct hello *peer,
-                      const struct shoal_error *error)
+/* fd: connected, taken. */
+static void use_connection(struct rpc_client *client, enum shoal_status status, int fd, const struct shoal_error *error)
 {
-    struct rpc_client *client = arg;
     struct shoal_error local;
 
-    (void)peer;
-    client->dial = NULL;
-    if (client->is_detached) {
-        if (status == SHOAL_OK)
-            close(fd);
-        free_if_unused(client);
-        return;
-    }
     if (status == SHOAL_OK) {
         status = init_stream(client, fd, &local);
         if (status) {
@@ -302,6 +294,57 @@ static void on_dialed(void *arg, enum shoal_status status, int fd, const struct 
         client->is_opening = true;
     } else {
         on_opened(client);
+    }
+}
+
+static void on_dialed_local(void *arg, enum shoal_status status, int fd, const struct hello *peer,
+                            const struct shoal_error *error)
+{
+    struct rpc_client *client = arg;
+    int tcp_fd = client->tcp_fd;
+
+    (void)peer;
+    (void)error;
+    client->dial = NULL;
+    client->tcp_fd = -1;
+    if (status == SHOAL_OK || client->is_detached)
+        close(tcp_fd);
+    if (client->is_detached) {
+        if (status == SHOAL_OK)
+            close(fd);
+        free_if_unused(client);
+        return;
+    }
+    use_connection(client, SHOAL_OK, status == SHOAL_OK ? fd : tcp_fd, NULL);
+}
+
+/* Connected by TCP to a process of this host: its local socket is the shorter way. false: there is none. */
+static bool dial_local(struct rpc_client *client, int fd, uint64_t instance)
+{
+    struct shoal_error ignored;
+
+    if (client->is_dialing_ucx || !client->rpc->protocol->dial_local || !endpoint_has_local(instance))
+        return false;
+    client->tcp_fd = fd;
+    if (endpoint_dial_local(client->rpc->endpoint, instance, HELLO_CHANNEL_CONTROL, client->connect_timeout_ms,
+                            on_dialed_local, client, &client->dial, &ignored) == SHOAL_OK)
+        return true;
+    client->tcp_fd = -1;
+    return false;
+}
+
+static void on_dialed(void *arg, enum shoal_status status, int fd, const struct hello *peer,
+                      const struct shoal_error *error)
+{
+    struct rpc_client *client = arg;
+
+    client->dial = NULL;
+    if (client->is_detached) {
+        if (status == SHOAL_OK)
+            close(fd);
+        free_if_unused(client);
+    } else if (status || !dial_local(client, fd, peer->instance)) {
+        use_connection(client, status, fd, error);
     }
 }
 
@@ -343,6 +386,7 @@ enum shoal_status rpc_client_open(struct rpc *rpc, const char *address, uint64_t
     snprintf(client->address, sizeof client->address, "%s", address);
     client->instance = instance;
     client->connect_timeout_ms = connect_timeout_ms;
+    client->tcp_fd = -1;
     list_init(&client->calls);
     list_init(&client->ended);
     map_init(&client->by_id);

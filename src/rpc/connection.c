@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "rpc/stream_ucx.h"
 
@@ -113,10 +114,13 @@ static int write_queue(struct rpc_stream *stream)
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
+            if (!stream->blocked_since_ms)
+                stream->blocked_since_ms = clock_now_ms();
             return errno;
         }
         stream->counters->bytes_out += (uint64_t)sent;
         stream->out_sent += (size_t)sent;
+        stream->blocked_since_ms = 0;
     }
     stream->out.len = stream->out_sent = 0;
     if (stream->out.capacity > KEPT_QUEUE_BYTES)
@@ -266,6 +270,14 @@ static void on_io(void *arg, unsigned events)
         loop_io_set(&stream->io, wanted_events(stream));
 }
 
+static bool is_local_socket(int fd)
+{
+    int family = 0;
+    socklen_t len = sizeof family;
+
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &len) == 0 && family == AF_UNIX;
+}
+
 enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, int fd, uint32_t max_body,
                                   const struct rpc_stream_events *events, void *arg, struct rpc_counters *counters,
                                   struct shoal_error *error)
@@ -281,6 +293,12 @@ enum shoal_status rpc_stream_init(struct rpc_stream *stream, struct loop *loop, 
     if (status) {
         stream->fd = -1; /* stays the caller's */
         return status;
+    }
+    stream->is_local = is_local_socket(fd);
+    if (stream->is_local) {
+        counters->local_connections++;
+        loop_io_set(&stream->io, LOOP_READ);
+        return SHOAL_OK;
     }
     /* A peer whose machine vanished is noticed in bounded time even while nothing is sent. */
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
@@ -342,6 +360,8 @@ enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct 
 
     if (stream->fd < 0 || (stream->ucx && !stream->ucx->is_open))
         return SHOAL_UNREACHABLE;
+    if (stream->is_local && stream->blocked_since_ms && clock_now_ms() - stream->blocked_since_ms > PEER_SILENCE_MS)
+        rpc_stream_break(stream); /* what TCP_USER_TIMEOUT does for the others */
     if (stream->out_sent && stream->out.len - stream->out_sent < stream->out_sent) {
         buf_consume(&stream->out, stream->out_sent);
         stream->out_sent = 0;

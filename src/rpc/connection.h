@@ -27,6 +27,8 @@ struct rpc_stream {
     struct loop_io io;
     struct buf in, out;
     size_t out_sent;
+    int64_t blocked_since_ms; /* the socket has taken nothing since then; 0: it takes what it gets */
+    bool is_local;            /* a local socket, which has no timeouts of its own */
     uint32_t max_body;
     struct stream_ucx *ucx; /* owned; NULL: frames go by the socket */
     bool *is_gone;          /* set by release while a callback of this stream is on the stack */
@@ -49,7 +51,8 @@ void rpc_stream_pipe_ready(void *arg);
 /* Closes the descriptor; no callback. */
 void rpc_stream_release(struct rpc_stream *stream);
 /* Queues a frame and writes what the socket takes without waiting; answers to frames that came together are written
- * together. LIMIT: the peer does not read; NO_MEMORY. A write error is reported through closed later. */
+ * together. A peer that has read nothing for 10 s loses the connection. LIMIT: the peer does not read; NO_MEMORY. A
+ * write error is reported through closed later. */
 enum shoal_status rpc_stream_send(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body);
 /* The same with a body in two parts: head_len bytes at body, the rest at tail. */
 enum shoal_status rpc_stream_send_parts(struct rpc_stream *stream, const struct rpc_frame *frame, const void *body,

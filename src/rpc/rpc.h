@@ -25,9 +25,10 @@ struct rpc;
 struct rpc_client;
 struct rpc_request;
 
-/* Serves the control channel of endpoint and dials through it. Both are borrowed and outlive rpc. With
- * MC_RPC_PROTOCOL=ucx or rdma also over UCX: peers are asked for it, and those that do not offer it are called by TCP.
- * UNSUPPORTED: the protocol is unknown or cannot be had here. */
+/* Serves the control channel of endpoint and dials through it. Both are borrowed and outlive rpc. Peers of this host
+ * are called over their local socket, unless MC_RPC_PROTOCOL=tcp. With MC_RPC_PROTOCOL=ucx or rdma also over UCX: peers
+ * are asked for it, and those that do not offer it are called by TCP. UNSUPPORTED: the protocol is unknown or cannot be
+ * had here. */
 enum shoal_status rpc_create(struct loop *loop, struct endpoint *endpoint, struct rpc **rpc_out,
                              struct shoal_error *error);
 /* Closes all connections; unanswered incoming requests are aborted. Clients must have been closed. Not on the loop.
@@ -95,8 +96,9 @@ void rpc_client_flush(struct rpc_client *client);
 
 struct rpc_counters {
     uint64_t requests, replies, calls, call_failures, protocol_errors, bytes_in, bytes_out;
-    uint64_t ucx_connections; /* made over UCX, by either side */
-    uint64_t fallbacks;       /* dials by TCP because a peer does not offer UCX */
+    uint64_t ucx_connections;   /* made over UCX, by either side */
+    uint64_t local_connections; /* over a local socket, by either side */
+    uint64_t fallbacks;         /* dials by TCP because a peer does not offer UCX */
     unsigned connections;
 };
 void rpc_counters(const struct rpc *rpc, struct rpc_counters *out);

@@ -355,15 +355,18 @@ char *shoal_store_metrics(struct shoal_store *store)
                               "# TYPE shoal_rpc_calls_total counter\nshoal_rpc_calls_total %" PRIu64 "\n"
                               "# HELP shoal_rpc_protocol_errors_total Malformed control frames\n"
                               "# TYPE shoal_rpc_protocol_errors_total counter\nshoal_rpc_protocol_errors_total %" PRIu64
-                              "\n# HELP shoal_rpc_ucx_connections_total Control connections made over UCX\n"
+                              "\n# HELP shoal_rpc_local_connections_total Control connections over a local socket\n"
+                              "# TYPE shoal_rpc_local_connections_total counter\n"
+                              "shoal_rpc_local_connections_total %" PRIu64 "\n"
+                              "# HELP shoal_rpc_ucx_connections_total Control connections made over UCX\n"
                               "# TYPE shoal_rpc_ucx_connections_total counter\nshoal_rpc_ucx_connections_total %" PRIu64
                               "\n# HELP shoal_rpc_fallbacks_total Dials by TCP because a peer does not offer UCX\n"
                               "# TYPE shoal_rpc_fallbacks_total counter\nshoal_rpc_fallbacks_total %" PRIu64
                               "\n# HELP shoal_rpc_bytes_total Control bytes, both directions\n"
                               "# TYPE shoal_rpc_bytes_total counter\nshoal_rpc_bytes_total %" PRIu64 "\n",
                               snapshot.counters.requests, snapshot.counters.calls, snapshot.counters.protocol_errors,
-                              snapshot.counters.ucx_connections, snapshot.counters.fallbacks,
-                              snapshot.counters.bytes_in + snapshot.counters.bytes_out) &&
+                              snapshot.counters.local_connections, snapshot.counters.ucx_connections,
+                              snapshot.counters.fallbacks, snapshot.counters.bytes_in + snapshot.counters.bytes_out) &&
             engine_metrics(store->engine, &out);
     if (is_ok)
         return (char *)buf_take(&out, &len);

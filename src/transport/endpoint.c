@@ -116,6 +116,12 @@ static void handshake_finish(struct handshake *handshake)
     handler.fn(handler.arg, fd, &peer);
 }
 
+/* Control calls take either way; data channels belong to the transport of theirs. */
+static bool may_come_by(bool is_local, unsigned channel)
+{
+    return channel == HELLO_CHANNEL_CONTROL || is_local == (channel == HELLO_CHANNEL_LOCAL);
+}
+
 static enum hello_verdict judge(struct endpoint *endpoint, const struct handshake *handshake)
 {
     const struct hello *peer = &handshake->peer;
@@ -128,7 +134,7 @@ static enum hello_verdict judge(struct endpoint *endpoint, const struct handshak
         return HELLO_REFUSE_IDENTITY;
     if (peer->channel != HELLO_CHANNEL_PROBE &&
         (peer->channel >= HELLO_CHANNEL_COUNT || !endpoint->handlers[peer->channel].fn ||
-         handshake->is_local != (peer->channel == HELLO_CHANNEL_LOCAL)))
+         !may_come_by(handshake->is_local, peer->channel)))
         return HELLO_REFUSE_CHANNEL;
     if (__atomic_load_n(&endpoint->open_connections, __ATOMIC_RELAXED) >= endpoint->max_connections)
         return HELLO_REFUSE_LIMIT;
@@ -364,18 +370,28 @@ enum shoal_status endpoint_listen_local(struct endpoint *endpoint, struct shoal_
     return call.status;
 }
 
-bool endpoint_has_local(uint64_t instance)
+int endpoint_connect_local(uint64_t instance)
 {
     struct sockaddr_un addr;
     socklen_t len = endpoint_local_address(instance, &addr);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool is_there;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), saved;
+
+    if (fd < 0 || connect(fd, (const struct sockaddr *)&addr, len) == 0)
+        return fd;
+    saved = errno;
+    close(fd);
+    errno = saved;
+    return -1;
+}
+
+bool endpoint_has_local(uint64_t instance)
+{
+    int fd = endpoint_connect_local(instance);
 
     if (fd < 0)
-        return false;
-    is_there = connect(fd, (const struct sockaddr *)&addr, len) == 0 || errno == EAGAIN;
+        return errno == EAGAIN; /* too many wait to be accepted */
     close(fd);
-    return is_there;
+    return true;
 }
 
 /* --- life --- */

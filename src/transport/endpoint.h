@@ -42,11 +42,11 @@ uint64_t endpoint_instance(const struct endpoint *endpoint);   /* random, made a
 /* Any thread, before start: name is announced in every hello. Begins to accept. */
 enum shoal_status endpoint_start(struct endpoint *endpoint, const char *server_name, struct shoal_error *error);
 
-/* Takes over fd (non-blocking, TCP_NODELAY set), owned by the handler from now on; on the endpoint's loop thread. The
- * handler calls endpoint_released when it has closed it. */
+/* Takes over fd (non-blocking, TCP_NODELAY set unless it came by the local socket), owned by the handler from now on;
+ * on the endpoint's loop thread. The handler calls endpoint_released when it has closed it. */
 typedef void (*endpoint_accept_fn)(void *arg, int fd, const struct hello *peer);
-/* Any thread. Opens the local socket of this node, for HELLO_CHANNEL_LOCAL; it stays until the endpoint goes. LIMIT,
- * ADDRESS. A second call does nothing. */
+/* Any thread. Opens the local socket of this node, for HELLO_CHANNEL_LOCAL and HELLO_CHANNEL_CONTROL; it stays until
+ * the endpoint goes. LIMIT, ADDRESS. A second call does nothing. */
 enum shoal_status endpoint_listen_local(struct endpoint *endpoint, struct shoal_error *error);
 /* Any thread. fn NULL: removes; when it returns the handler is not running. Connections for a channel without handler
  * are refused with HELLO_REFUSE_CHANNEL. */
@@ -64,12 +64,15 @@ struct endpoint_dial;
 enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, uint64_t wanted_instance,
                                 enum hello_channel channel, int64_t timeout_ms, endpoint_dial_fn fn, void *arg,
                                 struct endpoint_dial **dial_out, struct shoal_error *error);
-/* The same over the local socket of an instance, for HELLO_CHANNEL_LOCAL. */
-enum shoal_status endpoint_dial_local(struct endpoint *endpoint, uint64_t wanted_instance, int64_t timeout_ms,
-                                      endpoint_dial_fn fn, void *arg, struct endpoint_dial **dial_out,
-                                      struct shoal_error *error);
+/* The same over the local socket of an instance, for HELLO_CHANNEL_LOCAL or HELLO_CHANNEL_CONTROL. */
+enum shoal_status endpoint_dial_local(struct endpoint *endpoint, uint64_t wanted_instance, enum hello_channel channel,
+                                      int64_t timeout_ms, endpoint_dial_fn fn, void *arg,
+                                      struct endpoint_dial **dial_out, struct shoal_error *error);
 /* Whether somebody listens at the local socket of an instance: it lives on this host, in this network namespace. */
 bool endpoint_has_local(uint64_t instance);
+/* Any thread, without an endpoint: a descriptor that is connected to the local socket of an instance, before the
+ * handshake; non-blocking. -1: nobody listens there, or it is busy. */
+int endpoint_connect_local(uint64_t instance);
 /* fn runs soon with CANCELED (or with its result, if that was faster). Loop thread only. */
 void endpoint_dial_cancel(struct endpoint_dial *dial);
 

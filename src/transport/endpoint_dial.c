@@ -255,17 +255,17 @@ enum shoal_status endpoint_dial(struct endpoint *endpoint, const char *address, 
                                         channel, timeout_ms, fn, arg, dial_out, error);
 }
 
-enum shoal_status endpoint_dial_local(struct endpoint *endpoint, uint64_t wanted_instance, int64_t timeout_ms,
-                                      endpoint_dial_fn fn, void *arg, struct endpoint_dial **dial_out,
-                                      struct shoal_error *error)
+enum shoal_status endpoint_dial_local(struct endpoint *endpoint, uint64_t wanted_instance, enum hello_channel channel,
+                                      int64_t timeout_ms, endpoint_dial_fn fn, void *arg,
+                                      struct endpoint_dial **dial_out, struct shoal_error *error)
 {
     char address[HOSTPORT_TEXT_BYTES];
     struct sockaddr_un addr;
     socklen_t len = endpoint_local_address(wanted_instance, &addr);
 
     snprintf(address, sizeof address, "local socket of %016llx", (unsigned long long)wanted_instance);
-    return dial_at(endpoint, (const struct sockaddr *)&addr, len, address, wanted_instance, HELLO_CHANNEL_LOCAL,
-                   timeout_ms, fn, arg, dial_out, error);
+    return dial_at(endpoint, (const struct sockaddr *)&addr, len, address, wanted_instance, channel, timeout_ms, fn,
+                   arg, dial_out, error);
 }
 
 void endpoint_dial_cancel(struct endpoint_dial *dial)

@@ -650,8 +650,8 @@ static void dial_if_needed(struct local_peer *peer)
 
     if (peer->client || peer->dial || peer->is_closed || list_is_empty(&peer->waiting))
         return;
-    status = endpoint_dial_local(local->env.endpoint, peer->instance, local->env.connect_timeout_ms, dialed, peer,
-                                 &peer->dial, &error);
+    status = endpoint_dial_local(local->env.endpoint, peer->instance, HELLO_CHANNEL_LOCAL,
+                                 local->env.connect_timeout_ms, dialed, peer, &peer->dial, &error);
     if (status != SHOAL_OK) {
         peer->dial = NULL;
         end_waiting(peer, status, &error);

@@ -617,7 +617,7 @@ class Usage(KvTest):
 
     def test_how_control_calls_travel(self):
         for protocol, code, text in (
-                ("pigeon", 2, "MC_RPC_PROTOCOL: 'pigeon' is not a protocol for control calls: use 'tcp', 'rdma', 'ucx'"),
+                ("pigeon", 2, "MC_RPC_PROTOCOL: 'pigeon' is not a protocol for control calls: use 'auto', 'tcp', 'rdma', 'ucx'"),
                 ("rdma", 1, "MC_RPC_PROTOCOL=rdma: "), ("ucx", 1, "MC_RPC_PROTOCOL=ucx: ")):
             if protocol == "rdma" and os.path.exists("/sys/class/infiniband"):
                 continue

@@ -10,8 +10,10 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define PATIENCE_S 60
@@ -89,4 +91,35 @@ void stranger_expect_end(int fd)
 
     assert_true(got == 0 || (got < 0 && errno == ECONNRESET));
     close(fd);
+}
+
+static void *hang_up(void *arg)
+{
+    struct stranger_local *local = arg;
+    int fd;
+
+    while ((fd = accept(local->listener, NULL, NULL)) >= 0)
+        close(fd);
+    return NULL;
+}
+
+void stranger_local_start(struct stranger_local *local, uint64_t instance)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int len = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "shoal-%016llx", (unsigned long long)instance);
+
+    local->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(local->listener >= 0);
+    assert_int_equal(bind(local->listener, (const struct sockaddr *)&name,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len)),
+                     0);
+    assert_int_equal(listen(local->listener, 8), 0);
+    assert_int_equal(pthread_create(&local->thread, NULL, hang_up, local), 0);
+}
+
+void stranger_local_stop(struct stranger_local *local)
+{
+    shutdown(local->listener, SHUT_RDWR);
+    pthread_join(local->thread, NULL);
+    close(local->listener);
 }

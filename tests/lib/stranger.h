@@ -3,6 +3,7 @@
 #ifndef SHOAL_TESTS_LIB_STRANGER_H
 #define SHOAL_TESTS_LIB_STRANGER_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,6 +23,14 @@ bool stranger_receive_hello(int fd, struct hello *hello_out);
 struct hello stranger_shake(int fd, const struct hello *hello);
 /* Connected to 127.0.0.1, and accepted. */
 int stranger_join(uint16_t port, const struct hello *hello);
+
+/* A local socket under the name of an instance that has none, whose connections are closed as soon as they come. */
+struct stranger_local {
+    int listener;
+    pthread_t thread;
+};
+void stranger_local_start(struct stranger_local *local, uint64_t instance);
+void stranger_local_stop(struct stranger_local *local);
 
 /* The other side closes the connection, and nothing comes before that. Closes fd. */
 void stranger_expect_end(int fd);

@@ -139,6 +139,7 @@ static void server_start(struct server *server, uint16_t port)
     rpc_set_handler(server->rpc, METHOD_ATTACH, on_attach, server);
     snprintf(server->address, sizeof server->address, "127.0.0.1:%u", endpoint_port(server->endpoint));
     assert_int_equal(endpoint_start(server->endpoint, server->address, NULL), SHOAL_OK);
+    assert_int_equal(endpoint_listen_local(server->endpoint, NULL), SHOAL_OK);
 }
 
 static void server_stop(struct server *server)

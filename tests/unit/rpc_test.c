@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/endian.h"
 #include "base/mutex.h"
+#include "rpc/channel.h"
 #include "rpc/rpc.h"
 #include "rpc_protocol.h"
 #include "stranger.h"
@@ -130,6 +131,7 @@ static int setup(void **state)
     rpc_set_handler(fixture->server.rpc, METHOD_FAIL, on_fail, fixture);
     snprintf(fixture->address, sizeof fixture->address, "127.0.0.1:%u", endpoint_port(fixture->server.endpoint));
     assert_int_equal(endpoint_start(fixture->server.endpoint, fixture->address, NULL), SHOAL_OK);
+    assert_int_equal(endpoint_listen_local(fixture->server.endpoint, NULL), SHOAL_OK);
     assert_int_equal(endpoint_start(fixture->client.endpoint, "127.0.0.1:1", NULL), SHOAL_OK);
     loop_call(fixture->client.loop, open_client, fixture);
     *state = fixture;
@@ -231,6 +233,106 @@ static void answers_come_back(void **state)
     assert_non_null(strstr(failure.error.message, "no such thing"));
     assert_non_null(strstr(failure.error.message, fixture->address)); /* says who */
     assert_int_equal(unknown.status, SHOAL_UNSUPPORTED);
+}
+
+struct snapshot {
+    struct rpc *rpc;
+    struct rpc_counters counters;
+};
+
+static void take_snapshot(void *arg)
+{
+    struct snapshot *snapshot = arg;
+
+    rpc_counters(snapshot->rpc, &snapshot->counters);
+}
+
+static uint64_t local_connections_of(const struct side *side)
+{
+    struct snapshot snapshot = {.rpc = side->rpc};
+
+    loop_call(side->loop, take_snapshot, &snapshot);
+    return snapshot.counters.local_connections;
+}
+
+static void expect_echo(struct fixture *fixture)
+{
+    struct outcome outcome;
+
+    call(fixture, METHOD_ECHO, "ping", WAIT_MS, &outcome);
+    wait_until(fixture, &outcome.is_done);
+    assert_int_equal(outcome.status, SHOAL_OK);
+    assert_string_equal(outcome.body, "ping");
+}
+
+static void serve_echo(void *arg)
+{
+    struct side *side = arg;
+
+    rpc_set_handler(side->rpc, METHOD_ECHO, on_echo, NULL);
+}
+
+/* The same by a blocking call, with channels of its own. */
+static void expect_blocking_echo(const struct fixture *fixture, const struct byte_channel_ops *ops,
+                                 unsigned local_dials)
+{
+    struct rpc_channels_config config = {
+        .cluster = "test", .server_name = "caller:1", .instance = 77, .ops = ops, .connect_timeout_ms = WAIT_MS};
+    struct call call = {.deadline_ms = deadline_after_ms(WAIT_MS)};
+    struct iovec part = {(void *)(uintptr_t) "ping", 4};
+    struct rpc_channels_counters counters;
+    struct rpc_channels *channels;
+    struct buf answer;
+
+    buf_init(&answer, 64);
+    assert_int_equal(rpc_channels_create(&config, &channels, NULL), SHOAL_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(rpc_channels_call(channels, fixture->address, 0, METHOD_ECHO, &part, 1, &call, &answer, NULL),
+                         SHOAL_OK);
+        assert_string_equal((const char *)answer.data, "ping");
+    }
+    rpc_channels_counters(channels, &counters);
+    assert_int_equal(counters.dials, 1);
+    assert_int_equal(counters.local_dials, local_dials);
+    assert_int_equal(counters.fallbacks, 0);
+    rpc_channels_destroy(channels);
+    buf_release(&answer);
+}
+
+static void the_local_socket_is_preferred(void **state)
+{
+    struct fixture *fixture = *state;
+    const char *protocol = getenv("MC_RPC_PROTOCOL");
+
+    expect_echo(fixture);
+    assert_int_equal(local_connections_of(&fixture->client), !protocol);
+    assert_int_equal(local_connections_of(&fixture->server), !protocol);
+    expect_blocking_echo(fixture, &byte_channel_tcp, 0);
+    assert_int_equal(local_connections_of(&fixture->server), !protocol);
+    expect_blocking_echo(fixture, &byte_channel_auto, 1);
+    assert_int_equal(local_connections_of(&fixture->server), !protocol + 1);
+}
+
+/* Who hangs up there is on its way out. */
+static void a_local_socket_that_is_no_good_is_left(void **state)
+{
+    struct fixture *fixture = *state;
+    struct stranger_local local;
+    struct side far;
+
+    side_init(&far, "far");
+    loop_call(far.loop, serve_echo, &far);
+    stranger_local_start(&local, endpoint_instance(far.endpoint));
+    snprintf(fixture->address, sizeof fixture->address, "127.0.0.1:%u", endpoint_port(far.endpoint));
+    assert_int_equal(endpoint_start(far.endpoint, fixture->address, NULL), SHOAL_OK);
+    loop_call(fixture->client.loop, close_client, fixture);
+    loop_call(fixture->client.loop, open_client, fixture);
+    expect_echo(fixture);
+    expect_blocking_echo(fixture, &byte_channel_auto, 0);
+    assert_int_equal(local_connections_of(&far), 0);
+    stranger_local_stop(&local);
+    loop_call(fixture->client.loop, close_client, fixture);
+    side_release(&far);
 }
 
 static void deadlines_end_calls(void **state)
@@ -415,6 +517,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(answers_come_back, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_local_socket_is_preferred, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_local_socket_that_is_no_good_is_left, setup, teardown),
         cmocka_unit_test_setup_teardown(deadlines_end_calls, setup, teardown),
         cmocka_unit_test_setup_teardown(closing_the_client_ends_calls_and_aborts_requests, setup, teardown),
         cmocka_unit_test_setup_teardown(a_dead_server_is_noticed, setup, teardown),

@@ -162,18 +162,18 @@ static void protocols_by_name(void **state)
     (void)state;
     protocol(NULL);
     assert_int_equal(byte_channel_find(NULL, &ops, &error), SHOAL_OK);
-    assert_ptr_equal(ops, &byte_channel_tcp);
+    assert_ptr_equal(ops, &byte_channel_auto);
     assert_int_equal(byte_channel_find("ucx", &ops, &error), SHOAL_OK);
     assert_ptr_equal(ops, &byte_channel_ucx);
     assert_int_equal(byte_channel_find("quic", &ops, &error), SHOAL_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "'quic'"));
-    assert_non_null(strstr(error.message, "use 'tcp', 'rdma', 'ucx'"));
+    assert_non_null(strstr(error.message, "use 'auto', 'tcp', 'rdma', 'ucx'"));
     protocol("quic");
     assert_int_equal(byte_channel_find(NULL, &ops, &error), SHOAL_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "MC_RPC_PROTOCOL: 'quic'"));
     protocol("");
     assert_int_equal(byte_channel_find(NULL, &ops, &error), SHOAL_OK);
-    assert_ptr_equal(ops, &byte_channel_tcp);
+    assert_ptr_equal(ops, &byte_channel_auto);
 }
 
 /* Everybody who would use it says so when it starts. */
