@@ -15,6 +15,7 @@
 #include "kv/peer.h"
 #include "kv/service.h"
 #include "wire/kv.pb-c.h"
+#include "wire/unpack.h"
 
 #define PEER_INLINE_MAX_BYTES (192u << 10)
 /* Of one request or answer; what messages need beside keys and values has room behind it. */

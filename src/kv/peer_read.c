@@ -176,6 +176,7 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
     struct rpc_sink sink = {.memory = slot->memory, .room_bytes = slot->capacity_bytes};
     struct peer_question question = {.method = KV_METHOD_READ, .message = &request.base, .sink = &sink};
     Shoal__Wire__KvReadResponse *answer;
+    struct wire_arena arena;
     enum shoal_status status;
     struct buf body;
     uint64_t written = 0;
@@ -187,13 +188,14 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
     status = peer_ask(peers, owner, &question, call, &body, error);
     *is_answer_out = body.len > 0;
     if (status == SHOAL_OK) {
-        answer = shoal__wire__kv_read_response__unpack(NULL, body.len, body.data);
+        wire_arena_init(&arena);
+        answer = shoal__wire__kv_read_response__unpack(&arena.allocator, body.len, body.data);
         status = answer ? take_answer(owner, slot, answer, &sink, is_told_out, error)
                         : peer_nonsense(owner, "malformed answer to a read", error);
         if (answer && status == SHOAL_OK && answer->way == PEER_WAY_WRITTEN)
             written = answer->len_bytes;
         if (answer)
-            shoal__wire__kv_read_response__free_unpacked(answer, NULL);
+            wire_arena_free(&arena, &answer->base);
     }
     if (sink.memory != slot->memory)
         free(sink.memory); /* an attachment that the answer does not speak of */
@@ -290,20 +292,26 @@ enum shoal_status peer_read(struct peers *peers, const struct peer_address *owne
 
 /* --- several values --- */
 
+struct read_item {
+    struct read_slot slot;
+    Shoal__Wire__KvReadRequest request;
+    Shoal__Wire__KvMemory dest;
+};
+
 struct read_batch {
     struct peers *peers;
     const struct peer_address *owner;
     const struct call *call;
-    struct read_slot slots[PEER_BATCH_ITEMS];
-    size_t count;
     enum shoal_status first; /* that is not OK */
     struct shoal_error *error;
 
     /* one request */
-    Shoal__Wire__KvReadRequest items[PEER_BATCH_ITEMS], *pointers[PEER_BATCH_ITEMS];
-    Shoal__Wire__KvMemory dests[PEER_BATCH_ITEMS];
+    Shoal__Wire__KvReadRequest *requests[PEER_BATCH_ITEMS];
     struct read_slot *asked[PEER_BATCH_ITEMS];
     size_t asked_count;
+
+    size_t count;
+    struct read_item items[]; /* PEER_BATCH_ITEMS at most */
 };
 
 static void slot_done(struct read_batch *batch, struct read_slot *slot, enum shoal_status status,
@@ -339,7 +347,8 @@ static void collect(struct read_batch *batch)
 
     batch->asked_count = 0;
     for (size_t i = 0; i < batch->count; i++) {
-        struct read_slot *slot = &batch->slots[i];
+        struct read_item *item = &batch->items[i];
+        struct read_slot *slot = &item->slot;
         size_t n = batch->asked_count;
         bool exposes = is_large(slot, batch_inline_max(peers)) && !is_one_way;
         size_t item_bytes = BATCH_ITEM_OVERHEAD + strlen(slot->read->key) + (exposes ? memory_bytes : 0);
@@ -364,8 +373,8 @@ static void collect(struct read_batch *batch)
         inline_bytes += slot_inline_bytes(peers, slot);
         transfer_bytes =
             transfer > BATCH_TRANSFER_BYTES - transfer_bytes ? BATCH_TRANSFER_BYTES : transfer_bytes + transfer;
-        fill_request(peers, slot, batch_inline_max(peers), &batch->items[n], &batch->dests[n]);
-        batch->pointers[n] = &batch->items[n];
+        fill_request(peers, slot, batch_inline_max(peers), &item->request, &item->dest);
+        batch->requests[n] = &item->request;
         batch->asked[n] = slot;
         batch->asked_count++;
     }
@@ -418,16 +427,18 @@ static enum shoal_status ask_batch(struct read_batch *batch)
     Shoal__Wire__KvBatchReadRequest request = SHOAL__WIRE__KV_BATCH_READ_REQUEST__INIT;
     struct peer_question question = {.method = KV_METHOD_BATCH_READ, .message = &request.base};
     Shoal__Wire__KvBatchReadResponse *response = NULL;
+    struct wire_arena arena;
     struct shoal_error error;
     enum shoal_status status;
     struct buf body;
 
     request.n_items = batch->asked_count;
-    request.items = batch->pointers;
+    request.items = batch->requests;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
     status = peer_ask(batch->peers, batch->owner, &question, batch->call, &body, &error);
     if (status == SHOAL_OK) {
-        response = shoal__wire__kv_batch_read_response__unpack(NULL, body.len, body.data);
+        wire_arena_init(&arena);
+        response = shoal__wire__kv_batch_read_response__unpack(&arena.allocator, body.len, body.data);
         if (!response || response->n_items != batch->asked_count)
             status = peer_nonsense(batch->owner, "malformed answer to a batch of reads", &error);
     }
@@ -441,11 +452,11 @@ static enum shoal_status ask_batch(struct read_batch *batch)
         }
     }
     if (response)
-        shoal__wire__kv_batch_read_response__free_unpacked(response, NULL);
+        wire_arena_free(&arena, &response->base);
     if (status) {
         for (size_t i = 0; i < batch->count; i++)
-            if (batch->slots[i].is_pending)
-                slot_done(batch, &batch->slots[i], status, &error);
+            if (batch->items[i].slot.is_pending)
+                slot_done(batch, &batch->items[i].slot, status, &error);
     }
     return status;
 }
@@ -453,7 +464,7 @@ static enum shoal_status ask_batch(struct read_batch *batch)
 static bool has_pending(const struct read_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++)
-        if (batch->slots[i].is_pending)
+        if (batch->items[i].slot.is_pending)
             return true;
     return false;
 }
@@ -475,7 +486,8 @@ enum shoal_status peer_read_batch(struct peers *peers, const struct peer_address
                                   size_t count, const struct call *call, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
-    struct read_batch *batch = malloc(sizeof *batch);
+    size_t item_count = count < PEER_BATCH_ITEMS ? count : PEER_BATCH_ITEMS;
+    struct read_batch *batch = malloc(sizeof *batch + item_count * sizeof batch->items[0]);
     enum shoal_status first, status = SHOAL_OK;
     size_t at = 0;
 
@@ -492,7 +504,7 @@ enum shoal_status peer_read_batch(struct peers *peers, const struct peer_address
     while (at < count) {
         batch->count = 0;
         for (; at < count && batch->count < PEER_BATCH_ITEMS; at++) {
-            struct read_slot *slot = &batch->slots[batch->count++];
+            struct read_slot *slot = &batch->items[batch->count++].slot;
             struct shoal_error invalid;
 
             slot_init(slot, &reads[at]);

@@ -93,6 +93,7 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
     struct peer_question question = {
         .method = KV_METHOD_WRITE, .message = &request.base, .tail = tail, .is_once = true};
     Shoal__Wire__KvWriteResponse *answer;
+    struct wire_arena arena;
     enum shoal_status status;
     struct buf body;
 
@@ -106,10 +107,11 @@ static enum shoal_status ask_once(struct peers *peers, const struct peer_address
     status = peer_ask(peers, owner, &question, call, &body, error);
     *is_answer_out = body.len > 0;
     if (status == SHOAL_OK) {
-        answer = shoal__wire__kv_write_response__unpack(NULL, body.len, body.data);
+        wire_arena_init(&arena);
+        answer = shoal__wire__kv_write_response__unpack(&arena.allocator, body.len, body.data);
         status = take_answer(owner, slot->write, answer, error);
         if (answer)
-            shoal__wire__kv_write_response__free_unpacked(answer, NULL);
+            wire_arena_free(&arena, &answer->base);
     }
     buf_release(&body);
     return status;
@@ -156,6 +158,12 @@ enum shoal_status peer_write(struct peers *peers, const struct peer_address *own
 
 /* --- several values --- */
 
+struct write_item {
+    struct write_slot slot;
+    Shoal__Wire__KvWriteRequest request;
+    Shoal__Wire__KvMemory source;
+};
+
 struct write_batch {
     struct peers *peers;
     const struct peer_address *owner;
@@ -164,10 +172,9 @@ struct write_batch {
     struct shoal_error *error;
 
     /* one request */
-    struct write_slot slots[PEER_BATCH_ITEMS];
-    Shoal__Wire__KvWriteRequest items[PEER_BATCH_ITEMS], *pointers[PEER_BATCH_ITEMS];
-    Shoal__Wire__KvMemory sources[PEER_BATCH_ITEMS];
+    Shoal__Wire__KvWriteRequest *requests[PEER_BATCH_ITEMS];
     size_t count;
+    struct write_item items[]; /* of the largest request: PEER_BATCH_ITEMS at most */
 };
 
 static void write_done(struct write_batch *batch, struct peer_write *write, enum shoal_status status,
@@ -193,7 +200,8 @@ static size_t collect(struct write_batch *batch, struct peer_write *writes, size
 
     batch->count = 0;
     for (i = 0; i < count && batch->count < PEER_BATCH_ITEMS; i++) {
-        struct write_slot *slot = &batch->slots[batch->count];
+        struct write_item *item = &batch->items[batch->count];
+        struct write_slot *slot = &item->slot;
         struct peer_write *write = &writes[i];
         struct shoal_error error;
         enum shoal_status status = check(write, &error);
@@ -226,13 +234,12 @@ static size_t collect(struct write_batch *batch, struct peer_write *writes, size
         request_bytes += item_bytes;
         transfer_bytes =
             transfer > BATCH_TRANSFER_BYTES - transfer_bytes ? BATCH_TRANSFER_BYTES : transfer_bytes + transfer;
-        fill_request(peers, slot, &batch->items[batch->count], &batch->sources[batch->count]);
+        fill_request(peers, slot, &item->request, &item->source);
         if (!transfer) {
-            batch->items[batch->count].value.len = write->len_bytes;
-            batch->items[batch->count].value.data = (uint8_t *)(uintptr_t)write->data;
+            item->request.value.len = write->len_bytes;
+            item->request.value.data = (uint8_t *)(uintptr_t)write->data;
         }
-        batch->pointers[batch->count] = &batch->items[batch->count];
-        batch->count++;
+        batch->requests[batch->count++] = &item->request;
     }
     return i;
 }
@@ -261,30 +268,34 @@ static enum shoal_status ask_batch(struct write_batch *batch)
     Shoal__Wire__KvBatchWriteRequest request = SHOAL__WIRE__KV_BATCH_WRITE_REQUEST__INIT;
     struct peer_question question = {.method = KV_METHOD_BATCH_WRITE, .message = &request.base, .is_once = true};
     Shoal__Wire__KvBatchWriteResponse *response = NULL;
+    struct wire_arena arena;
     struct shoal_error error;
     enum shoal_status status;
     struct buf body;
 
     request.n_items = batch->count;
-    request.items = batch->pointers;
+    request.items = batch->requests;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
     status = peer_ask(batch->peers, batch->owner, &question, batch->call, &body, &error);
     if (status == SHOAL_OK) {
-        response = shoal__wire__kv_batch_write_response__unpack(NULL, body.len, body.data);
+        wire_arena_init(&arena);
+        response = shoal__wire__kv_batch_write_response__unpack(&arena.allocator, body.len, body.data);
         if (!response || response->n_items != batch->count)
             status = peer_nonsense(batch->owner, "malformed answer to a batch of writes", &error);
     }
     buf_release(&body);
     for (size_t i = 0; i < batch->count; i++) {
+        struct write_slot *slot = &batch->items[i].slot;
+
         if (status == SHOAL_OK) {
-            take_item(batch, &batch->slots[i], response->items[i]);
+            take_item(batch, slot, response->items[i]);
         } else {
-            conceal(batch->peers, &batch->slots[i]);
-            write_done(batch, batch->slots[i].write, status, &error);
+            conceal(batch->peers, slot);
+            write_done(batch, slot->write, status, &error);
         }
     }
     if (response)
-        shoal__wire__kv_batch_write_response__free_unpacked(response, NULL);
+        wire_arena_free(&arena, &response->base);
     return status;
 }
 
@@ -292,7 +303,8 @@ enum shoal_status peer_write_batch(struct peers *peers, const struct peer_addres
                                    size_t count, const struct call *call, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
-    struct write_batch *batch = malloc(sizeof *batch);
+    size_t item_count = count < PEER_BATCH_ITEMS ? count : PEER_BATCH_ITEMS;
+    struct write_batch *batch = malloc(sizeof *batch + item_count * sizeof batch->items[0]);
     enum shoal_status first, status = SHOAL_OK;
     size_t at = 0;
 

@@ -12,38 +12,6 @@
 
 /* --- messages --- */
 
-static void *arena_alloc(void *arg, size_t size)
-{
-    struct kv_arena *arena = arg;
-    size_t rounded = (size + 15) & ~(size_t)15;
-    void *memory;
-
-    if (rounded < size || rounded > sizeof arena->space - arena->used) {
-        memory = malloc(size);
-        arena->is_out_of_memory |= !memory;
-        return memory;
-    }
-    memory = arena->space + arena->used;
-    arena->used += rounded;
-    return memory;
-}
-
-static void arena_free(void *arg, void *memory)
-{
-    struct kv_arena *arena = arg;
-    uint8_t *at = memory;
-
-    if (at < arena->space || at >= arena->space + sizeof arena->space)
-        free(memory);
-}
-
-void kv_arena_init(struct kv_arena *arena)
-{
-    arena->allocator = (ProtobufCAllocator){.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
-    arena->used = 0;
-    arena->is_out_of_memory = false;
-}
-
 enum shoal_status kv_check_key(const char *key, struct shoal_error *error)
 {
     size_t len = strlen(key);
@@ -122,7 +90,7 @@ void kv_refuse_malformed(struct kv_service *service, struct rpc_request *request
     kv_refuse(service, request, SHOAL_PROTOCOL, text);
 }
 
-void kv_refuse_unpacked(struct kv_service *service, struct rpc_request *request, const struct kv_arena *arena,
+void kv_refuse_unpacked(struct kv_service *service, struct rpc_request *request, const struct wire_arena *arena,
                         const char *what)
 {
     if (arena->is_out_of_memory)

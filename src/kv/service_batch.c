@@ -63,11 +63,11 @@ void kv_on_batch_read(void *arg, struct rpc_request *request)
 {
     struct kv_service *service = arg;
     struct kv_origin whole = kv_origin_of(service, request);
-    struct kv_arena arena;
+    struct wire_arena arena;
     Shoal__Wire__KvBatchReadRequest *message;
     struct kv_batch *batch;
 
-    kv_arena_init(&arena);
+    wire_arena_init(&arena);
     message = wire_unpack(&shoal__wire__kv_batch_read_request__descriptor, &arena.allocator, request->body_len,
                           request->body);
     if (!message) {
@@ -89,11 +89,11 @@ void kv_on_batch_write(void *arg, struct rpc_request *request)
 {
     struct kv_service *service = arg;
     struct kv_origin whole = kv_origin_of(service, request);
-    struct kv_arena arena;
+    struct wire_arena arena;
     Shoal__Wire__KvBatchWriteRequest *message;
     struct kv_batch *batch;
 
-    kv_arena_init(&arena);
+    wire_arena_init(&arena);
     message = wire_unpack(&shoal__wire__kv_batch_write_request__descriptor, &arena.allocator, request->body_len,
                           request->body);
     if (!message) {

@@ -131,16 +131,8 @@ void kv_batch_item_done(struct kv_batch *batch);
 /* INVALID_ARGUMENT. */
 enum shoal_status kv_check_key(const char *key, struct shoal_error *error);
 
-/* Allocator for unpacking small messages without malloc; lives on the stack. */
-struct kv_arena {
-    ProtobufCAllocator allocator;
-    size_t used;
-    bool is_out_of_memory; /* it was too small, and malloc failed */
-    _Alignas(16) uint8_t space[6144];
-};
-void kv_arena_init(struct kv_arena *arena);
-/* What was unpacked there came out as NULL: NO_MEMORY or PROTOCOL. */
-void kv_refuse_unpacked(struct kv_service *service, struct rpc_request *request, const struct kv_arena *arena,
+/* What was to be unpacked there came out as NULL: NO_MEMORY or PROTOCOL. */
+void kv_refuse_unpacked(struct kv_service *service, struct rpc_request *request, const struct wire_arena *arena,
                         const char *what);
 
 /* --- jobs: what is not answered at once --- */

@@ -157,10 +157,10 @@ void kv_on_pre_write(void *arg, struct rpc_request *request)
 {
     struct kv_service *service = arg;
     struct kv_origin origin = kv_origin_of(service, request);
-    struct kv_arena arena;
+    struct wire_arena arena;
     Shoal__Wire__KvPreWriteRequest *message;
 
-    kv_arena_init(&arena);
+    wire_arena_init(&arena);
     message =
         wire_unpack(&shoal__wire__kv_pre_write_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {

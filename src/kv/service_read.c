@@ -300,10 +300,10 @@ void kv_read(struct kv_service *service, struct kv_origin *origin, const Shoal__
 static void on_request(struct kv_service *service, struct rpc_request *request, bool is_pin_only)
 {
     struct kv_origin origin = kv_origin_of(service, request);
-    struct kv_arena arena;
+    struct wire_arena arena;
     Shoal__Wire__KvReadRequest *message;
 
-    kv_arena_init(&arena);
+    wire_arena_init(&arena);
     message =
         wire_unpack(&shoal__wire__kv_read_request__descriptor, &arena.allocator, request->body_len, request->body);
     if (!message) {

@@ -2,6 +2,7 @@
 #include "wire/unpack.h"
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define VARINT_MAX_BYTES 10
@@ -85,4 +86,43 @@ void *wire_unpack(const ProtobufCMessageDescriptor *descriptor, ProtobufCAllocat
 {
     return len == 0 || is_clean(descriptor, data, len) ? protobuf_c_message_unpack(descriptor, allocator, len, data)
                                                        : NULL;
+}
+
+static void *arena_alloc(void *arg, size_t size)
+{
+    struct wire_arena *arena = arg;
+    size_t rounded = (size + 15) & ~(size_t)15;
+    void *memory;
+
+    if (rounded < size || rounded > sizeof arena->space - arena->used) {
+        memory = malloc(size);
+        arena->is_spilled = true;
+        arena->is_out_of_memory |= !memory;
+        return memory;
+    }
+    memory = arena->space + arena->used;
+    arena->used += rounded;
+    return memory;
+}
+
+static void arena_free(void *arg, void *memory)
+{
+    struct wire_arena *arena = arg;
+    uint8_t *at = memory;
+
+    if (at < arena->space || at >= arena->space + sizeof arena->space)
+        free(memory);
+}
+
+void wire_arena_init(struct wire_arena *arena)
+{
+    arena->allocator = (ProtobufCAllocator){.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
+    arena->used = 0;
+    arena->is_spilled = arena->is_out_of_memory = false;
+}
+
+void wire_arena_free(struct wire_arena *arena, ProtobufCMessage *message)
+{
+    if (message && arena->is_spilled)
+        protobuf_c_message_free_unpacked(message, &arena->allocator);
 }

@@ -91,11 +91,79 @@ static void whatever_comes(void **state)
     }
 }
 
+/* --- the arena --- */
+
+/* count entries with keys of key_len bytes, at most 1024; malloc'ed. */
+static uint8_t *pack_many(size_t count, size_t key_len, size_t *len_out)
+{
+    Shoal__Wire__MasterLookupRequest request = SHOAL__WIRE__MASTER_LOOKUP_REQUEST__INIT;
+    char key[1025], **keys = calloc(count, sizeof *keys);
+    uint8_t *packed;
+
+    memset(key, 'k', key_len);
+    key[key_len] = '\0';
+    for (size_t i = 0; i < count; i++)
+        keys[i] = key;
+    request.n_keys = count;
+    request.keys = keys;
+    packed = malloc(shoal__wire__master_lookup_request__get_packed_size(&request));
+    *len_out = shoal__wire__master_lookup_request__pack(&request, packed);
+    free(keys);
+    return packed;
+}
+
+static void what_does_not_fit_into_the_arena_is_allocated(void **state)
+{
+    static const struct {
+        size_t count, key_len;
+        bool is_spilled;
+    } cases[] = {{1, 3, false}, {32, 30, false}, {6, 1024, true}, {1000, 20, true}, {1, 1024, false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct wire_arena arena;
+        size_t len;
+        uint8_t *packed = pack_many(cases[i].count, cases[i].key_len, &len);
+        Shoal__Wire__MasterLookupRequest *message;
+
+        wire_arena_init(&arena);
+        message = wire_unpack(&shoal__wire__master_lookup_request__descriptor, &arena.allocator, len, packed);
+        assert_non_null(message);
+        assert_int_equal(message->n_keys, cases[i].count);
+        for (size_t n = 0; n < cases[i].count; n++)
+            assert_int_equal(strspn(message->keys[n], "k"), cases[i].key_len);
+        assert_int_equal(arena.is_spilled, cases[i].is_spilled);
+        assert_false(arena.is_out_of_memory);
+        wire_arena_free(&arena, &message->base); /* the sanitizers count */
+        free(packed);
+    }
+}
+
+static void a_message_that_ends_early_leaves_nothing_behind(void **state)
+{
+    size_t len;
+    uint8_t *packed = pack_many(12, 1024, &len);
+
+    (void)state;
+    for (size_t cut = 1; cut < len; cut += 61) {
+        struct wire_arena arena;
+        ProtobufCMessage *message;
+
+        wire_arena_init(&arena);
+        message =
+            protobuf_c_message_unpack(&shoal__wire__master_lookup_request__descriptor, &arena.allocator, cut, packed);
+        wire_arena_free(&arena, message);
+    }
+    free(packed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strings_with_a_nul_are_refused),
         cmocka_unit_test(whatever_comes),
+        cmocka_unit_test(what_does_not_fit_into_the_arena_is_allocated),
+        cmocka_unit_test(a_message_that_ends_early_leaves_nothing_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
