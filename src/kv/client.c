@@ -169,7 +169,10 @@ static enum shoal_status set_begin(struct kv_set *set, struct shoal_kv *kv, stru
         status = call_init(call, public_call, KV_CALL_TIMEOUT_MS, error);
     if (status)
         return status;
-    *set = (struct kv_set){.kv = kv, .items = items, .count = count, .call = call, .failed_index = count};
+    set->kv = kv;
+    set->items = items;
+    set->count = set->failed_index = count; /* failure is set with the first one: it is large */
+    set->call = call;
     if (rule != DATA_NONE && count == 1)
         status = call_progress_init(call, &set->progress, public_call, error);
     if (status)

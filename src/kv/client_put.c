@@ -137,7 +137,7 @@ static enum shoal_status nobody(struct placing *placing, struct shoal_error *err
 static enum shoal_status place(struct placing *placing, struct shoal_error *error)
 {
     struct shoal_kv *kv = placing->kv;
-    struct session_replica self = self_of(kv), target;
+    struct session_replica target;
     enum shoal_status status;
 
     if (placing->preferred && !is_tried(placing, placing->preferred->instance)) {
@@ -146,7 +146,8 @@ static enum shoal_status place(struct placing *placing, struct shoal_error *erro
             return status;
     }
     if (kv->manager && !is_tried(placing, kv->instance)) {
-        status = write_to(placing, &self, error);
+        target = self_of(kv);
+        status = write_to(placing, &target, error);
         if (!is_refusal(status) || !is_tried(placing, kv->instance))
             return status;
     }

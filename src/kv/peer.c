@@ -95,6 +95,8 @@ enum shoal_status peer_status(int32_t value)
 {
     enum shoal_status status = (enum shoal_status)value;
 
+    if (status == SHOAL_OK) /* most often: no need to search for it */
+        return status;
     return value > 0 || strcmp(shoal_status_name(status), "UNKNOWN") == 0 ? SHOAL_PROTOCOL : status;
 }
 

@@ -101,22 +101,31 @@ static void run(void *arg, struct combiner_item *const *items, size_t count)
         (void)peer_write(first->peers, first->owner, first->write, first->call, &first->error);
 }
 
-static enum shoal_status share(struct shared *shared, enum kind kind, size_t len_bytes, const char *key,
-                               struct shoal_error *error)
+/* One of read and write. */
+static enum shoal_status share(struct peers *peers, const struct peer_address *owner, struct peer_read *read,
+                               struct peer_write *write, const struct call *call, struct shoal_error *error)
 {
+    const char *key = read ? read->key : write->key;
+    struct shared shared; /* filled one by one: the error is large, and most often there is none */
     enum shoal_status status;
 
-    shared->item.target = shared->owner->instance;
-    shared->item.kind = kind;
-    shared->item.len_bytes = strlen(key) + len_bytes;
-    shared->item.deadline_ms = shared->call->deadline_ms;
-    status = combiner_run(shared->peers->combiner, &shared->item, run, shared);
+    shared.item = (struct combiner_item){
+        .target = owner->instance,
+        .kind = read ? KIND_READ : KIND_WRITE,
+        .len_bytes = strlen(key) + (size_t)(read ? read->capacity_bytes : write->len_bytes),
+        .deadline_ms = call->deadline_ms,
+    };
+    shared.peers = peers;
+    shared.owner = owner;
+    shared.call = call;
+    shared.read = read;
+    shared.write = write;
+    status = combiner_run(peers->combiner, &shared.item, run, &shared);
     if (status)
-        return error_set(error, status, 0, "%s: '%.100s': others' requests took all the time", shared->owner->address,
-                         key);
-    status = shared->read ? shared->read->status : shared->write->status;
+        return error_set(error, status, 0, "%s: '%.100s': others' requests took all the time", owner->address, key);
+    status = read ? read->status : write->status;
     if (status)
-        error_copy(error, &shared->error);
+        error_copy(error, &shared.error);
     return status;
 }
 
@@ -124,11 +133,10 @@ enum shoal_status peer_read_shared(struct peers *peers, const struct peer_addres
                                    const struct call *call, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
-    struct shared shared = {.peers = peers, .owner = owner, .call = &bounded, .read = read};
 
     if (!read->memory || !may_share(&bounded, read->capacity_bytes))
         return peer_read(peers, owner, read, &bounded, error);
-    read->status = share(&shared, KIND_READ, (size_t)read->capacity_bytes, read->key, error);
+    read->status = share(peers, owner, read, NULL, &bounded, error);
     return read->status;
 }
 
@@ -136,10 +144,9 @@ enum shoal_status peer_write_shared(struct peers *peers, const struct peer_addre
                                     const struct call *call, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
-    struct shared shared = {.peers = peers, .owner = owner, .call = &bounded, .write = write};
 
     if (!may_share(&bounded, write->len_bytes))
         return peer_write(peers, owner, write, &bounded, error);
-    write->status = share(&shared, KIND_WRITE, (size_t)write->len_bytes, write->key, error);
+    write->status = share(peers, owner, NULL, write, &bounded, error);
     return write->status;
 }

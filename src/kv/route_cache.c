@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/digest.h"
 #include "base/list.h"
 #include "base/map.h"
 #include "base/mutex.h"
@@ -77,7 +76,7 @@ struct route_cache *route_cache_create(size_t max_entries, int64_t max_age_ms)
 
 static struct shard *shard_of(struct route_cache *cache, const char *key, size_t key_len)
 {
-    return &cache->shards[digest_of(key, key_len).bytes[0] & (cache->shard_count - 1)];
+    return &cache->shards[map_hash(0, key, key_len) & (cache->shard_count - 1)];
 }
 
 static void owner_unref(struct shard *shard, struct owner *owner)
@@ -194,13 +193,14 @@ void route_cache_put(struct route_cache *cache, const char *key, uint64_t object
         return;
     if (replica_count > ROUTE_REPLICAS_MAX)
         replica_count = ROUTE_REPLICAS_MAX;
-    entry = calloc(1, sizeof *entry + key_len);
+    entry = malloc(sizeof *entry + key_len);
     if (!entry)
         return;
     entry->object_id = object_id;
     entry->len_bytes = len_bytes;
     entry->expires_ms = now_ms > INT64_MAX - cache->max_age_ms ? INT64_MAX : now_ms + cache->max_age_ms;
     entry->key_len = key_len;
+    entry->replica_count = 0;
     entry->bytes = sizeof *entry + MAP_ENTRY_BYTES + 2 * key_len;
     memcpy(entry->key, key, key_len);
     mutex_lock(&shard->mutex);

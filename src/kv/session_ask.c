@@ -135,12 +135,14 @@ static bool is_client_valid(const wire_client *client)
            strlen(client->address) < sizeof((struct session_replica *)NULL)->address;
 }
 
+/* The texts fit: that was checked when they came. */
 static void fill_replica(struct session_replica *replica, uint64_t instance, const char *server_name,
                          const char *address)
 {
-    *replica = (struct session_replica){.instance = instance};
-    snprintf(replica->server_name, sizeof replica->server_name, "%s", server_name);
-    snprintf(replica->address, sizeof replica->address, "%s", address);
+    replica->instance = instance;
+    strcpy(replica->server_name, server_name);
+    strcpy(replica->address, address);
+    replica->tier = replica->tier_type = 0;
 }
 
 /* --- lookup and remove --- */
