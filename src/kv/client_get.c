@@ -287,9 +287,10 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
     struct peer_address address = kv_peer_of(owner);
     struct call call = call_of(fetches, slots, count);
     struct peer_read one = {.key = NULL}, *reads = count > 1 ? calloc(count, sizeof *reads) : &one;
-    static char nothing; /* memory for values of 0 bytes */
-    struct shoal_error error = {.status = SHOAL_OK};
+    static char nothing;      /* memory for values of 0 bytes */
+    struct shoal_error error; /* its text is large, and most often there is none */
 
+    error.status = SHOAL_OK;
     if (owner->instance == set->kv->instance || !reads) {
         error_no_memory(&error);
         for (size_t i = 0; i < count; i++) {

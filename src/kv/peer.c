@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Life of a peer client, questions to owners, and deletion. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,16 +67,19 @@ enum shoal_status peer_ask(struct peers *peers, const struct peer_address *owner
                            const struct call *call, struct buf *body_out, struct shoal_error *error)
 {
     uint8_t small[SMALL_MESSAGE_BYTES], *packed = small;
-    size_t len = protobuf_c_message_get_packed_size(question->message);
+    size_t room = question->max_bytes, len;
     struct iovec parts[4];
     enum shoal_status status;
 
-    if (len > sizeof small) {
-        packed = malloc(len);
+    if (!room)
+        room = protobuf_c_message_get_packed_size(question->message);
+    if (room > sizeof small) {
+        packed = malloc(room);
         if (!packed)
             return error_no_memory(error);
     }
-    protobuf_c_message_pack(question->message, packed);
+    len = protobuf_c_message_pack(question->message, packed);
+    assert(len <= room);
     parts[0] = (struct iovec){packed, len};
     for (int i = 0; i < question->tail_count; i++)
         parts[1 + i] = question->tail[i];

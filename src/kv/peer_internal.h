@@ -23,6 +23,9 @@
 #define PEER_BATCH_INLINE_BYTES (32u << 10)  /* of a batch of reads: values that are copied twice */
 #define PEER_BATCH_ANSWER_BYTES (4u << 20)
 #define PEER_BATCH_ITEMS 64u
+/* At most, of a request's item beside key, value and memory, and of a memory beside its names: headers and numbers. */
+#define PEER_ITEM_OVERHEAD_BYTES 48u
+#define PEER_MEMORY_OVERHEAD_BYTES 64u
 #define PEER_LEASES_PER_REQUEST 4096u
 
 enum peer_way { PEER_WAY_TOLD = 0, PEER_WAY_INLINE = 1, PEER_WAY_WRITTEN = 2, PEER_WAY_PINNED = 3 };
@@ -50,6 +53,7 @@ struct peer_question {
     const ProtobufCMessage *message;
     const struct iovec *tail;
     int tail_count;
+    size_t max_bytes;      /* of the packed message; 0: to be counted, which costs nearly as much as packing */
     bool is_once;          /* must not be repeated */
     struct rpc_sink *sink; /* of a request that asks for an attachment; else NULL; not with is_once */
 };
@@ -93,6 +97,8 @@ enum shoal_status exposure_open(struct peers *peers, void *memory, uint64_t len_
 void exposure_close(struct peers *peers, struct exposure *exposure, uint64_t used_bytes);
 /* The message that names it; its strings are the engine's. */
 void exposure_describe(const struct peers *peers, const struct exposure *exposure, Shoal__Wire__KvMemory *out);
+/* What such a message adds to a packed request at most. */
+size_t exposure_message_bytes(const struct peers *peers);
 
 /* --- transfers that this side drives (peer_transfer.c) --- */
 

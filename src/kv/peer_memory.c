@@ -114,3 +114,9 @@ void exposure_describe(const struct peers *peers, const struct exposure *exposur
     out->address = (char *)(uintptr_t)engine_address(peers->engine);
     out->instance = engine_instance(peers->engine);
 }
+
+size_t exposure_message_bytes(const struct peers *peers)
+{
+    return PEER_MEMORY_OVERHEAD_BYTES + strlen(shoal_engine_server_name(peers->engine)) +
+           strlen(engine_address(peers->engine));
+}

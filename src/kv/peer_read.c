@@ -9,7 +9,6 @@
 #include "wire/rpc_frame.h"
 
 #define BATCH_TRANSFER_BYTES (UINT64_C(256) << 20) /* by one request; a larger value goes alone */
-#define BATCH_ITEM_OVERHEAD 48                     /* of a request's item beside key and memory */
 
 /* One read until it is answered. */
 struct read_slot {
@@ -308,7 +307,7 @@ struct read_batch {
     /* one request */
     Shoal__Wire__KvReadRequest *requests[PEER_BATCH_ITEMS];
     struct read_slot *asked[PEER_BATCH_ITEMS];
-    size_t asked_count;
+    size_t asked_count, max_bytes; /* of the packed request */
 
     size_t count;
     struct read_item items[]; /* PEER_BATCH_ITEMS at most */
@@ -341,24 +340,23 @@ static void collect(struct read_batch *batch)
 {
     struct peers *peers = batch->peers;
     bool is_one_way = peer_is_one_way(peers, batch->owner);
-    size_t memory_bytes = strlen(shoal_engine_server_name(peers->engine)) + strlen(engine_address(peers->engine)) + 64;
-    size_t request_bytes = 0;
+    size_t memory_bytes = exposure_message_bytes(peers);
     uint64_t inline_bytes = 0, transfer_bytes = 0;
 
-    batch->asked_count = 0;
+    batch->asked_count = batch->max_bytes = 0;
     for (size_t i = 0; i < batch->count; i++) {
         struct read_item *item = &batch->items[i];
         struct read_slot *slot = &item->slot;
         size_t n = batch->asked_count;
         bool exposes = is_large(slot, batch_inline_max(peers)) && !is_one_way;
-        size_t item_bytes = BATCH_ITEM_OVERHEAD + strlen(slot->read->key) + (exposes ? memory_bytes : 0);
+        size_t item_bytes = PEER_ITEM_OVERHEAD_BYTES + strlen(slot->read->key) + (exposes ? memory_bytes : 0);
         uint64_t transfer = exposes ? slot->capacity_bytes : 0;
         struct shoal_error error;
         enum shoal_status status;
 
         if (!slot->is_pending)
             continue;
-        if (n && (request_bytes + item_bytes > PEER_BATCH_REQUEST_BYTES ||
+        if (n && (batch->max_bytes + item_bytes > PEER_BATCH_REQUEST_BYTES ||
                   inline_bytes + slot_inline_bytes(peers, slot) > PEER_BATCH_ANSWER_BYTES ||
                   (transfer && transfer > BATCH_TRANSFER_BYTES - transfer_bytes)))
             return;
@@ -369,7 +367,7 @@ static void collect(struct read_batch *batch)
                 continue;
             }
         }
-        request_bytes += item_bytes;
+        batch->max_bytes += item_bytes;
         inline_bytes += slot_inline_bytes(peers, slot);
         transfer_bytes =
             transfer > BATCH_TRANSFER_BYTES - transfer_bytes ? BATCH_TRANSFER_BYTES : transfer_bytes + transfer;
@@ -434,6 +432,7 @@ static enum shoal_status ask_batch(struct read_batch *batch)
 
     request.n_items = batch->asked_count;
     request.items = batch->requests;
+    question.max_bytes = batch->max_bytes;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
     status = peer_ask(batch->peers, batch->owner, &question, batch->call, &body, &error);
     if (status == SHOAL_OK) {

@@ -8,7 +8,6 @@
 #include "wire/rpc_frame.h"
 
 #define BATCH_TRANSFER_BYTES (UINT64_C(256) << 20) /* by one request; a larger value goes alone */
-#define BATCH_ITEM_OVERHEAD 48                     /* of a request's item beside key, value and memory */
 #define VALUE_FIELD_TAG ((3 << 3) | 2)             /* KvWriteRequest.value, counted bytes */
 #define VALUE_PREFIX_MAX_BYTES 6
 
@@ -173,7 +172,7 @@ struct write_batch {
 
     /* one request */
     Shoal__Wire__KvWriteRequest *requests[PEER_BATCH_ITEMS];
-    size_t count;
+    size_t count, max_bytes;   /* of the packed request */
     struct write_item items[]; /* of the largest request: PEER_BATCH_ITEMS at most */
 };
 
@@ -193,12 +192,11 @@ static size_t collect(struct write_batch *batch, struct peer_write *writes, size
 {
     struct peers *peers = batch->peers;
     bool is_one_way = peer_is_one_way(peers, batch->owner);
-    size_t memory_bytes = strlen(shoal_engine_server_name(peers->engine)) + strlen(engine_address(peers->engine)) + 64;
-    size_t request_bytes = 0;
+    size_t memory_bytes = exposure_message_bytes(peers);
     uint64_t transfer_bytes = 0;
     size_t i;
 
-    batch->count = 0;
+    batch->count = batch->max_bytes = 0;
     for (i = 0; i < count && batch->count < PEER_BATCH_ITEMS; i++) {
         struct write_item *item = &batch->items[batch->count];
         struct write_slot *slot = &item->slot;
@@ -215,8 +213,8 @@ static size_t collect(struct write_batch *batch, struct peer_write *writes, size
             continue;
         }
         transfer = is_large(peers, write) ? write->len_bytes : 0;
-        item_bytes = BATCH_ITEM_OVERHEAD + strlen(write->key) + (transfer ? memory_bytes : write->len_bytes);
-        if (batch->count && (request_bytes + item_bytes > PEER_BATCH_REQUEST_BYTES ||
+        item_bytes = PEER_ITEM_OVERHEAD_BYTES + strlen(write->key) + (transfer ? memory_bytes : write->len_bytes);
+        if (batch->count && (batch->max_bytes + item_bytes > PEER_BATCH_REQUEST_BYTES ||
                              (transfer && transfer > BATCH_TRANSFER_BYTES - transfer_bytes)))
             break;
         if (transfer && is_one_way) {
@@ -231,7 +229,7 @@ static size_t collect(struct write_batch *batch, struct peer_write *writes, size
                 continue;
             }
         }
-        request_bytes += item_bytes;
+        batch->max_bytes += item_bytes;
         transfer_bytes =
             transfer > BATCH_TRANSFER_BYTES - transfer_bytes ? BATCH_TRANSFER_BYTES : transfer_bytes + transfer;
         fill_request(peers, slot, &item->request, &item->source);
@@ -275,6 +273,7 @@ static enum shoal_status ask_batch(struct write_batch *batch)
 
     request.n_items = batch->count;
     request.items = batch->requests;
+    question.max_bytes = batch->max_bytes;
     buf_init(&body, RPC_RESPONSE_MAX_BYTES);
     status = peer_ask(batch->peers, batch->owner, &question, batch->call, &body, &error);
     if (status == SHOAL_OK) {
