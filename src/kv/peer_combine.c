@@ -101,31 +101,35 @@ static void run(void *arg, struct combiner_item *const *items, size_t count)
         (void)peer_write(first->peers, first->owner, first->write, first->call, &first->error);
 }
 
-/* One of read and write. */
-static enum shoal_status share(struct peers *peers, const struct peer_address *owner, struct peer_read *read,
-                               struct peer_write *write, const struct call *call, struct shoal_error *error)
+/* What all have; read or write is set by the caller. Not the error: it is large, and most often there is none. */
+static void shared_init(struct shared *shared, struct peers *peers, const struct peer_address *owner,
+                        const struct call *call)
 {
-    const char *key = read ? read->key : write->key;
-    struct shared shared; /* filled one by one: the error is large, and most often there is none */
+    shared->peers = peers;
+    shared->owner = owner;
+    shared->call = call;
+    shared->read = NULL;
+    shared->write = NULL;
+}
+
+static enum shoal_status share(struct shared *shared, enum kind kind, size_t len_bytes, const char *key,
+                               struct shoal_error *error)
+{
     enum shoal_status status;
 
-    shared.item = (struct combiner_item){
-        .target = owner->instance,
-        .kind = read ? KIND_READ : KIND_WRITE,
-        .len_bytes = strlen(key) + (size_t)(read ? read->capacity_bytes : write->len_bytes),
-        .deadline_ms = call->deadline_ms,
+    shared->item = (struct combiner_item){
+        .target = shared->owner->instance,
+        .kind = kind,
+        .len_bytes = strlen(key) + len_bytes,
+        .deadline_ms = shared->call->deadline_ms,
     };
-    shared.peers = peers;
-    shared.owner = owner;
-    shared.call = call;
-    shared.read = read;
-    shared.write = write;
-    status = combiner_run(peers->combiner, &shared.item, run, &shared);
+    status = combiner_run(shared->peers->combiner, &shared->item, run, shared);
     if (status)
-        return error_set(error, status, 0, "%s: '%.100s': others' requests took all the time", owner->address, key);
-    status = read ? read->status : write->status;
+        return error_set(error, status, 0, "%s: '%.100s': others' requests took all the time", shared->owner->address,
+                         key);
+    status = shared->read ? shared->read->status : shared->write->status;
     if (status)
-        error_copy(error, &shared.error);
+        error_copy(error, &shared->error);
     return status;
 }
 
@@ -133,10 +137,13 @@ enum shoal_status peer_read_shared(struct peers *peers, const struct peer_addres
                                    const struct call *call, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
+    struct shared shared;
 
     if (!read->memory || !may_share(&bounded, read->capacity_bytes))
         return peer_read(peers, owner, read, &bounded, error);
-    read->status = share(peers, owner, read, NULL, &bounded, error);
+    shared_init(&shared, peers, owner, &bounded);
+    shared.read = read;
+    read->status = share(&shared, KIND_READ, (size_t)read->capacity_bytes, read->key, error);
     return read->status;
 }
 
@@ -144,9 +151,12 @@ enum shoal_status peer_write_shared(struct peers *peers, const struct peer_addre
                                     const struct call *call, struct shoal_error *error)
 {
     struct call bounded = peer_call_of(peers, call);
+    struct shared shared;
 
     if (!may_share(&bounded, write->len_bytes))
         return peer_write(peers, owner, write, &bounded, error);
-    write->status = share(peers, owner, NULL, write, &bounded, error);
+    shared_init(&shared, peers, owner, &bounded);
+    shared.write = write;
+    write->status = share(&shared, KIND_WRITE, (size_t)write->len_bytes, write->key, error);
     return write->status;
 }
