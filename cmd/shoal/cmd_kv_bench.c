@@ -238,6 +238,12 @@ static int run_bench(struct app *app, int count, char **arguments)
         status = run_workers(&bench, workers, threads, false, &error);
     if (status == SHOAL_OK)
         status = run_workers(&bench, workers, threads, true, &error);
+    if (status == SHOAL_NOT_FOUND) /* what was put is gone */
+        status =
+            error_set(&error, SHOAL_NO_SPACE, 0,
+                      "--keys %" PRIu64 " times --size %" PRIu64 " bytes is more than the tiers hold: values that were "
+                      "put had to go",
+                      app->settings.keys, app->settings.value_bytes);
     if (status != SHOAL_OK)
         code = report_failure(app, &error, "the benchmark failed");
     /* Also after a signal: without its token. */
