@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "exit_code.h"
 #include "rpc/byte_channel.h"
@@ -168,7 +169,7 @@ static char *text_of(const struct option_spec *spec, const json_t *value)
         return json_dumps(value, JSON_ENCODE_ANY);
     case JSON_OBJECT:
     case JSON_ARRAY:
-        return spec->kind == OPTION_TEXT ? json_dumps(value, JSON_COMPACT) : NULL;
+        return spec->argument && strncmp(spec->argument, "JSON", 4) == 0 ? json_dumps(value, JSON_COMPACT) : NULL;
     default:
         return NULL;
     }
@@ -204,6 +205,11 @@ static bool parse_value(const struct parser *parser, const char *path, const cha
 static bool parse_file(const struct parser *parser, const char *path, void *settings, struct daemon_options *options)
 {
     json_error_t problem;
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        daemon_usage_error(parser->program, "cannot read the configuration: %s is a directory", path);
+        return false;
+    }
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
     bool is_good = json_is_object(root);
     const char *name;

@@ -42,6 +42,11 @@ enum shoal_status matrix_option_read(const char *given, char **text_out, struct 
     *text_out = NULL;
     if (!given)
         return SHOAL_OK;
+    if (given[0] != '@' && !strchr("{[", given[strspn(given, " \t\r\n")]))
+        return error_set(error, SHOAL_INVALID_ARGUMENT, 0,
+                         "NIC priority matrix \"%.200s\": it is not JSON, which begins with '{', and not @ and the name"
+                         " of a file",
+                         given);
     if (given[0] != '@') {
         *text_out = strdup(given);
         return *text_out ? SHOAL_OK : error_no_memory(error);

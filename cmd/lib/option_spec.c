@@ -76,7 +76,8 @@ const char *option_store(const struct option_spec *spec, void *settings, const c
         return store_rate(text, at);
     case OPTION_DURATION:
         if (!units_parse_duration(text, at))
-            return "must be a duration, such as 500ms, 30s, 5m or none";
+            return spec->max ? "must be a duration, such as 500ms, 30s or 5m"
+                             : "must be a duration, such as 500ms, 30s, 5m or none";
         return NULL;
     case OPTION_UINT: {
         static char expected[80];

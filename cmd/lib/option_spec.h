@@ -16,7 +16,7 @@ enum option_kind {
     OPTION_TEXT,     /* const char *: not empty */
     OPTION_SIZE,     /* uint64_t: bytes, at least 1 */
     OPTION_RATE,     /* uint64_t: bytes per second, what the engine takes */
-    OPTION_DURATION, /* int64_t: ms, -1 for none */
+    OPTION_DURATION, /* int64_t: ms, -1 for none; with max the caller takes no none */
     OPTION_UINT,     /* uint64_t: min..max */
 };
 

@@ -85,15 +85,15 @@ static const struct daemon_program program = {
     .text =
         "Takes part in a KV store whose values lie with its clients: owns objects on its tiers, serves them to other "
         "clients, and reads and writes for processes of this host. A mooncake_master knows who has what.",
-    .epilog =
-        "examples:\n"
-        "  mooncake_master --deployment_mode P2P --rpc_port 50051\n"
-        "  mooncake_client --master_server_address 127.0.0.1:50051 --port 50052 --client_rpc_port 12345 \\\n"
-        "    --tiered_backend_config '{\"tiers\":[{\"type\":\"DRAM\",\"capacity\":\"512MB\"}]}'\n"
-        "  shoal kv put greeting hello.txt; shoal kv get greeting -\n"
-        "A second client on the same machine needs its own ports: --port 0 --client_rpc_port 0.\n\n"
-        "exit codes: 0 ended by SIGINT or SIGTERM; 2 wrong option, configuration or tiers; 9 an address is in use\n"
-        "or not of this machine; 11 no space; 1 anything else\n",
+    .epilog = "examples:\n"
+              "  mooncake_master --deployment_mode P2P --rpc_port 50051\n"
+              "  mooncake_client --master_server_address 127.0.0.1:50051 --port 50052 --client_rpc_port 12345 \\\n"
+              "    --tiered_backend_config '{\"tiers\":[{\"type\":\"DRAM\",\"capacity\":\"512MB\"}]}'\n"
+              "  shoal kv put greeting hello.txt; shoal kv get greeting -\n"
+              "A second client on the same machine needs its own ports: --port 0 --client_rpc_port 0.\n\n"
+              "exit codes: 0 ended by SIGINT or SIGTERM; 2 wrong option, configuration or tiers; 7 the file of\n"
+              "--metadata_server cannot be used; 9 an address is in use or not of this machine; 11 no space; 1 "
+              "anything else\n",
     .options = options,
     .settings_size = sizeof(struct settings),
 };
@@ -137,9 +137,9 @@ static const struct admin_source admin_source = {metrics_text, look};
 
 /* --- start --- */
 
-static const char *hint_of(enum shoal_status status)
+static const char *hint_of(const struct shoal_error *error)
 {
-    switch (status) {
+    switch (error->status) {
     case SHOAL_NAME_IN_USE:
         return "choose another port (0: any free one), or end the process that has it";
     case SHOAL_ADDRESS:
@@ -147,7 +147,11 @@ static const char *hint_of(enum shoal_status status)
     case SHOAL_UNSUPPORTED:
         return "another --protocol, or MC_RPC_PROTOCOL: mooncake_client --help; shoal topo shows the devices";
     case SHOAL_INVALID_ARGUMENT:
-        return "mooncake_client --help; docs/kv.md has the format of the tiers";
+        return strncmp(error->message, "tier", 4) == 0
+                   ? "mooncake_client --help; docs/kv.md has the format of the tiers"
+                   : "mooncake_client --help";
+    case SHOAL_METADATA:
+        return "--metadata_server: another sqlite:PATH on a local disk, or etcd://HOST:PORT";
     case SHOAL_NO_MEMORY:
         return "smaller tiers (capacity), or see free memory and ulimit -v";
     case SHOAL_NO_SPACE:
@@ -162,7 +166,7 @@ static const char *hint_of(enum shoal_status status)
 
 static int fail(const struct shoal_error *error, const char *what)
 {
-    return daemon_fail(error, hint_of(error->status), "%s", what);
+    return daemon_fail(error, hint_of(error), "%s", what);
 }
 
 static enum shoal_status open_admin(struct client *client, struct shoal_error *error)
@@ -200,12 +204,24 @@ static enum shoal_status join_once(struct client *client, int64_t timeout_ms, st
     return shoal_kv_open(&config, &call, &client->kv, error);
 }
 
-/* What may be over in a while: the master is not there yet, or still believes in a client that was killed. */
-static bool is_worth_retrying(const struct shoal_error *error, unsigned *address_attempts)
+/* A file that cannot be used stays so; a service comes back. */
+static bool has_metadata_service(const struct settings *settings)
 {
+    const char *uri = settings->metadata_server;
+
+    return strncmp(settings->master, "etcd", 4) == 0 ||
+           (uri && strcmp(uri, "P2PHANDSHAKE") != 0 && strncmp(uri, "sqlite:", 7) != 0);
+}
+
+/* What may be over in a while: the master is not there yet, or still believes in a client that was killed. */
+static bool is_worth_retrying(const struct settings *settings, const struct shoal_error *error,
+                              unsigned *address_attempts)
+{
+    if (error->status == SHOAL_METADATA)
+        return has_metadata_service(settings);
     if (error->status == SHOAL_NAME_IN_USE && error->sys_errno != EADDRINUSE)
         return ++*address_attempts < ADDRESS_ATTEMPTS;
-    return error->status == SHOAL_UNREACHABLE || error->status == SHOAL_TIMED_OUT || error->status == SHOAL_METADATA;
+    return error->status == SHOAL_UNREACHABLE || error->status == SHOAL_TIMED_OUT;
 }
 
 static enum shoal_status join(struct client *client, struct shoal_error *error)
@@ -214,7 +230,7 @@ static enum shoal_status join(struct client *client, struct shoal_error *error)
     unsigned address_attempts = 0;
     for (;;) {
         enum shoal_status status = join_once(client, timeout_ms, error);
-        if (status == SHOAL_OK || !is_worth_retrying(error, &address_attempts))
+        if (status == SHOAL_OK || !is_worth_retrying(&client->settings, error, &address_attempts))
             return status;
         daemon_say(SHOAL_LOG_WARN, "retry",
                    json_pack("{s:s, s:s}", "master", client->settings.master, "status", shoal_status_name(status)),

@@ -47,6 +47,7 @@ static const struct option_spec options[] = {
              "while this master answers clients; 0 is any free port. Default: " METRICS_PORT_DEFAULT
              ", and if that is taken there are no metrics, with a warning."},
     {OPTION_DURATION, 0, "client_ttl", "DURATION", NULL, offsetof(struct settings, client_ttl_ms),
+     .max = CLIENT_TTL_MAX_MS,
      .help =
          "A client that is silent for so long is dead and its routes go, as 10 (seconds), 10s or 500ms; 100ms to 1h. "
          "Clients say that they live five times as often. Default: 10s."},
@@ -211,6 +212,9 @@ static int run(const struct settings *settings)
     code = open_admin(settings, master, &admin);
     if (code)
         goto out;
+    if (settings->etcd_endpoints && !settings->enable_ha)
+        daemon_say(SHOAL_LOG_WARN, "no-ha", NULL,
+                   "--etcd_endpoints is not used: this master is alone without --enable_ha");
     daemon_say(
         SHOAL_LOG_INFO, "listening",
         json_pack("{s:s, s:s*}", "address", master_address(master), "metrics", admin ? admin_address(admin) : NULL),

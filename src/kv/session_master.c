@@ -52,6 +52,13 @@ static enum shoal_status open_metadata(struct session *session, const char *uri,
 
 enum shoal_status session_masters_init(struct session *session, const char *text, struct shoal_error *error)
 {
+    if (strstr(text, "://") && strncmp(text, "etcd://", 7) != 0 && strncmp(text, "etcds://", 8) != 0 &&
+        strncmp(text, "sqlite:", 7) != 0)
+        return error_set(
+            error, SHOAL_INVALID_ARGUMENT, 0,
+            "master address '%.200s': want HOST:PORT[,HOST:PORT...], or etcd://HOST:PORT[,HOST:PORT...] where"
+            " masters choose a leader",
+            text);
     if (is_metadata_uri(text))
         return open_metadata(session, text, error);
     session->masters = calloc(SESSION_MASTERS_MAX, sizeof *session->masters);

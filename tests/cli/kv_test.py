@@ -278,6 +278,9 @@ class Values(KvTest):
         for size, threads in (("1G", 1), ("2M", 64)):
             err = self.fails(1, "is too much", "kv", "bench", "--client", client.local, "--size", size, "--threads", threads)
             self.assertIn(f"--threads {threads} times --size", err)
+        _, err = self.kv(client, "bench", "--size", "1M", "--keys", "200", code=11)
+        self.assertIn("--keys 200 times --size 1048576 bytes is more than the tiers hold", err)
+        self.assertEqual(self.keys(client), {})
         self.assert_serves(client)
 
     def test_wrong_preferred_client(self):
@@ -605,15 +608,17 @@ class Usage(KvTest):
                                 ("from 0 to 65535", ["--client-rpc-port", "x"]), ("from 1 to 64", ["--rpc_thread_num", "0"]),
                                 ("only P2P", ["--deployment_mode", "centralized"]), ("there is auto", ["--protocol", "pigeon"]),
                                 ("cannot open", ["--nic_priority_matrix", f"@{self.dir}/missing.json"]),
-                                ("not JSON", ["--nic_priority_matrix", "mlx5_0"]),
+                                ("not JSON, which begins with '{', and not @", ["--nic_priority_matrix", "mlx5_0"]),
                                 ("for protocol rdma or ucx, not for tcp", ["--protocol", "tcp", "--nic_priority_matrix", '{"*": [["m"], []]}']),
                                 ("must differ", ["--port", "5000", "--client_rpc_port", "5000"]),
                                 ("no arguments", ["word"]), ("not be empty", ["--cluster", ""]),
-                                ("cannot read", ["--config_path", self.dir / "missing.json"])):
+                                ("cannot read", ["--config_path", self.dir / "missing.json"]), ("is a directory", ["--config_path", self.dir])):
             with self.subTest(arguments=arguments):
                 self.fails_with(2, text, *arguments)
-        config = self.make("config.json", b'{"no_such_option": 1}')
-        self.fails_with(2, "no_such_option", "--config_path", config)
+        for text, content in (("no_such_option", {"no_such_option": 1}), ("wrong type", {"cluster": ["default"]}),
+                              ("wrong type", {"host": {"name": "127.0.0.1"}}), ("wrong type", {"port": None})):
+            with self.subTest(content=content):
+                self.fails_with(2, text, "--config_path", self.make("config.json", json.dumps(content).encode()))
 
     def test_how_control_calls_travel(self):
         for protocol, code, text in (
@@ -649,10 +654,18 @@ class Usage(KvTest):
 
     def test_wrong_addresses(self):
         tiers = json.dumps(dram("16MiB"))
+        other = self.make("other.db", b"this is no database")
         for code, text, option, value in ((2, "a:b:c", "--master_server_address", "a:b:c"), (9, "", "--host", "192.0.2.1"),
+                                          (2, "want HOST:PORT[,HOST:PORT...], or etcd://", "--master_server_address", "http://x:1"),
+                                          (7, "not a SQLite database", "--metadata_server", f"sqlite:{other}"),
+                                          (7, "/nowhere", "--metadata_server", "sqlite:/nowhere/meta.db"),
                                           (9, "", "--http_host", "192.0.2.1"), (2, "", "--metadata_server", "ftp://x")):
             with self.subTest(option=option):
-                self.fails_with(code, text, "--port", 0, "--client_rpc_port", 0, "--tiered_backend_config", tiers, option, value)
+                err = self.fails_with(code, text, "--port", 0, "--client_rpc_port", 0, "--tiered_backend_config", tiers, option,
+                                      value)
+                self.assertNotIn("format of the tiers", err)
+                self.assertNotIn("trying again", err)
+        self.assertEqual(other.read_bytes(), b"this is no database")
 
     def test_file_and_dashes(self):
         self.start_master()

@@ -63,6 +63,7 @@ class Master(CliTest):
         self.refuses("must be a whole number", "--rpc_port", "-1")
         self.refuses("must be a whole number", "--rpc_thread_num=0")
         self.refuses("must be a duration", "--client_ttl", "soon")
+        self.refuses("such as 500ms, 30s or 5m\n", "--client_ttl", "0")
         self.refuses("must be from 100ms to 1h", "--client_ttl", "99ms")
         self.refuses("must be from 100ms to 1h", "--client_ttl", "none")
         self.refuses("must be a port, or none", "--metrics_port", "many")
@@ -83,6 +84,11 @@ class Master(CliTest):
                                                   "--deployment-mode", "p2p", "--client-ttl", "10")
         self.assertGreater(port, 0)
         self.assertIsNone(metrics)
+        self.assertEqual(master.stop(), 0)
+
+    def test_endpoints_alone_are_no_election(self):
+        master, _, _ = self.start_master(*HERE, "--etcd_endpoints", "127.0.0.1:1")
+        wait_for(lambda: "not used: this master is alone without --enable_ha" in master.err, "the warning")
         self.assertEqual(master.stop(), 0)
 
     # --- file ---
