@@ -5,8 +5,8 @@
 
 #include <stdatomic.h>
 
-#include "master/arena.h"
 #include "base/pattern.h"
+#include "master/arena.h"
 #include "master/registry.h"
 #include "master/routes.h"
 #include "master/service.h"
