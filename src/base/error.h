@@ -16,6 +16,14 @@ void error_prefix(struct shoal_error *error, const char *format, ...) __attribut
 /* error_set with the text of the status itself, for out of memory. */
 enum shoal_status error_no_memory(struct shoal_error *error);
 
+/* Nothing has failed. Clears what is read of an error, not all its bytes. */
+static inline void error_clear(struct shoal_error *error)
+{
+    error->status = SHOAL_OK;
+    error->sys_errno = 0;
+    error->message[0] = '\0';
+}
+
 /* Copies from into error (may be NULL) and returns its status. */
 enum shoal_status error_copy(struct shoal_error *error, const struct shoal_error *from);
 

@@ -91,8 +91,12 @@ static uint64_t hash_of(const struct map *map, const void *key, size_t key_len)
 
 void *map_get(const struct map *map, const void *key, size_t key_len)
 {
-    struct map_entry **link = find(map, key, key_len, hash_of(map, key, key_len));
-    return link && *link ? (*link)->value : NULL;
+    struct map_entry **link;
+
+    if (!map->count) /* saves the hash */
+        return NULL;
+    link = find(map, key, key_len, hash_of(map, key, key_len));
+    return *link ? (*link)->value : NULL;
 }
 
 bool map_put(struct map *map, const void *key, size_t key_len, void *value)

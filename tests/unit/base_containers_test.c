@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* list, map, endian. */
+/* list, map, spares, endian. */
 #include "unit.h"
 
 #include "base/endian.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "base/spares.h"
 
 struct item {
     int value;
@@ -173,6 +174,35 @@ static void map_next_on_an_empty_map(void **state)
     map_release(&map);
 }
 
+static void spares_keep_some(void **state)
+{
+    enum { MAX = 2, BLOCKS = 5, BYTES = 40 };
+    struct spares spares;
+    void *blocks[BLOCKS], *again[BLOCKS];
+    (void)state;
+    spares_init(&spares, BYTES, MAX);
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        blocks[i] = spares_take(&spares);
+        assert_non_null(blocks[i]);
+        memset(blocks[i], 'x', BYTES);
+    }
+    for (unsigned i = 0; i < BLOCKS; i++)
+        spares_give(&spares, blocks[i]);
+    assert_int_equal(spares.count, spares.max); /* none with the address sanitizer */
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        again[i] = spares_take(&spares);
+        assert_non_null(again[i]);
+        memset(again[i], 'y', BYTES);
+        if (spares.max && i < MAX) /* the others have gone */
+            assert_ptr_equal(again[i], blocks[MAX - 1 - i]);
+    }
+    for (unsigned i = 0; i < BLOCKS; i++)
+        spares_give(&spares, again[i]);
+    spares_release(&spares);
+    assert_int_equal(spares.count, 0);
+    spares_release(&spares);
+}
+
 static void wire_integers_are_little_endian(void **state)
 {
     uint8_t bytes[9] = {0};
@@ -192,13 +222,10 @@ static void wire_integers_are_little_endian(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(list_keeps_order),
-        cmocka_unit_test(list_items_may_go_while_iterating),
-        cmocka_unit_test(map_basics),
-        cmocka_unit_test(map_copies_its_keys),
-        cmocka_unit_test(map_matches_a_model),
-        cmocka_unit_test(map_next_on_an_empty_map),
-        cmocka_unit_test(wire_integers_are_little_endian),
+        cmocka_unit_test(list_keeps_order),    cmocka_unit_test(list_items_may_go_while_iterating),
+        cmocka_unit_test(map_basics),          cmocka_unit_test(map_copies_its_keys),
+        cmocka_unit_test(map_matches_a_model), cmocka_unit_test(map_next_on_an_empty_map),
+        cmocka_unit_test(spares_keep_some),    cmocka_unit_test(wire_integers_are_little_endian),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
