@@ -360,9 +360,7 @@ enum shoal_status session_create(const struct session_config *config, struct ses
     list_init(&session->inbox);
     list_init(&session->held_queued);
     list_init(&session->held_blocked);
-    list_init(&session->waiting);
-    list_init(&session->backlog_order);
-    map_init(&session->backlog);
+    session_announce_init(session);
     random_init(&session->random, random_id());
     random_init(&session->target_random, random_id());
     session->deadline_armed_ms = DEADLINE_NONE;
@@ -441,7 +439,7 @@ void session_destroy(struct session *session)
     }
     if (session->targets)
         shoal__wire__master_heartbeat_response__free_unpacked(session->targets, NULL);
-    map_release(&session->backlog);
+    session_announce_release(session);
     cond_release(&session->thread_wake);
     cond_release(&session->changed);
     mutex_release(&session->mutex);

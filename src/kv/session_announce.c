@@ -2,6 +2,7 @@
 /* Announcements while the client is registered. One batch is on its way at a time: the first entry goes at once, what
  * comes meanwhile travels together. So the order per key is the order of arrival, with one exception: entries that
  * nobody waits for let others pass, but not those of the same key. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,10 @@
 #define LOG_MODULE "session"
 #include "base/log.h"
 
+/* What an entry takes in the message beside its key, at most: its tag and length (3 bytes), kind (2), the key's tag and
+ * length (3), object_id (9), len_bytes (11), tier (6). And what the message has beside entries: instance (9). */
 #define ENTRY_OVERHEAD_BYTES 40
+#define BODY_OVERHEAD_BYTES 16
 #define SHORT_OF_MEMORY_MS 50
 #define BACKLOG_AT_ONCE 256 /* entries that nobody waits for, in one batch: a put that comes meanwhile waits for it */
 
@@ -20,16 +24,40 @@
 
 typedef Shoal__Wire__MasterAnnounceRequest__Entry wire_entry;
 
-struct announce_batch {
-    struct session *session;
-    struct list entries; /* struct announce_entry */
-    size_t count, body_bytes;
-};
-
 /* A master that has an entry like this one has a route that only its client can take back. */
 static bool makes_route(const struct announce_entry *entry)
 {
     return entry->kind == KIND(NEW) || entry->kind == KIND(REPLICA);
+}
+
+/* --- memory of entries --- */
+
+static bool fits_spare(size_t key_len)
+{
+    return key_len < SESSION_SPARE_KEY_BYTES;
+}
+
+/* With the mutex. NULL: out of memory. */
+static struct announce_entry *entry_take(struct session *session, size_t key_len)
+{
+    return fits_spare(key_len) ? spares_take(&session->spare_entries)
+                               : malloc(sizeof(struct announce_entry) + key_len + 1);
+}
+
+/* With the mutex. */
+static void entry_give(struct session *session, struct announce_entry *entry)
+{
+    if (fits_spare(entry->key_len))
+        spares_give(&session->spare_entries, entry);
+    else
+        free(entry);
+}
+
+static void entry_free(struct session *session, struct announce_entry *entry)
+{
+    mutex_lock(&session->mutex);
+    entry_give(session, entry);
+    mutex_unlock(&session->mutex);
 }
 
 /* --- the end of an entry --- */
@@ -54,6 +82,19 @@ static void tell(struct session *session, struct announce_entry *entry, enum sho
         error_set(&detail, status, 0, "key '%.100s': %s", entry->key, shoal_status_text(status));
     }
     done(entry->arg, status, status ? &detail : NULL);
+}
+
+/* Takes the entry, for which somebody waits: it has been carried out. */
+static void tell_success(struct session *session, struct announce_entry *entry)
+{
+    session_done_fn done = entry->done;
+    void *arg = entry->arg;
+
+    mutex_lock(&session->mutex);
+    session->waiter_count--;
+    entry_give(session, entry);
+    mutex_unlock(&session->mutex);
+    done(arg, SHOAL_OK, NULL);
 }
 
 /* --- the backlog: what nobody waits for --- */
@@ -98,7 +139,7 @@ static void backlog_add(struct session *session, struct announce_entry *entry, b
             same->len_bytes = entry->len_bytes;
             same->tier = entry->tier;
         }
-        free(entry);
+        entry_free(session, entry);
         return;
     }
     if (session->backlog_count < SESSION_BACKLOG_MAX) {
@@ -111,7 +152,7 @@ static void backlog_add(struct session *session, struct announce_entry *entry, b
             return;
         }
     }
-    free(entry);
+    entry_free(session, entry);
     register_anew(session);
 }
 
@@ -172,18 +213,33 @@ static void fill(struct session *session, struct announce_batch *batch)
 static void on_answer(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
                       const struct shoal_error *error);
 
-static enum shoal_status send_batch(struct announce_batch *batch)
+/* Room to pack a batch. false: out of memory. */
+static bool reserve(struct announce_scratch *scratch, const struct announce_batch *batch)
 {
-    struct session *session = batch->session;
+    if (batch->count > scratch->capacity) {
+        size_t capacity = batch->count < SESSION_BATCH_MAX_ENTRIES / 2 ? batch->count * 2 : SESSION_BATCH_MAX_ENTRIES;
+
+        free(scratch->entries);
+        free(scratch->pointers);
+        scratch->entries = malloc(capacity * sizeof *scratch->entries);
+        scratch->pointers = malloc(capacity * sizeof *scratch->pointers);
+        scratch->capacity = scratch->entries && scratch->pointers ? capacity : 0;
+    }
+    return scratch->capacity && buf_reserve(&scratch->body, batch->body_bytes + BODY_OVERHEAD_BYTES);
+}
+
+static enum shoal_status send_batch(struct session *session)
+{
+    struct announce_batch *batch = &session->batch;
+    struct announce_scratch *scratch = &session->scratch;
     Shoal__Wire__MasterAnnounceRequest request = SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__INIT;
-    wire_entry *entries = calloc(batch->count + 1, sizeof *entries), *to = entries;
-    wire_entry **pointers = calloc(batch->count + 1, sizeof *pointers);
-    enum shoal_status status = SHOAL_NO_MEMORY;
-    uint8_t *body = NULL;
+    wire_entry *to;
+    enum shoal_status status;
     size_t len;
 
-    if (!entries || !pointers)
-        goto out;
+    if (!reserve(scratch, batch))
+        return SHOAL_NO_MEMORY;
+    to = scratch->entries;
     LIST_FOR_EACH (entry, &batch->entries, struct announce_entry, node) {
         shoal__wire__master_announce_request__entry__init(to);
         to->kind = entry->kind;
@@ -191,25 +247,17 @@ static enum shoal_status send_batch(struct announce_batch *batch)
         to->object_id = entry->object_id;
         to->len_bytes = entry->len_bytes;
         to->tier = entry->tier;
-        pointers[to - entries] = to;
+        scratch->pointers[to - scratch->entries] = to;
         to++;
     }
     request.instance = session->instance;
     request.n_entries = batch->count;
-    request.entries = pointers;
-    len = shoal__wire__master_announce_request__get_packed_size(&request);
-    body = malloc(len);
-    if (!body)
-        goto out;
-    shoal__wire__master_announce_request__pack(&request, body);
-    status =
-        rpc_call(session->announcer, MASTER_METHOD_ANNOUNCE, body, len, SESSION_BATCH_TIMEOUT_MS, on_answer, batch);
+    request.entries = scratch->pointers;
+    len = shoal__wire__master_announce_request__pack(&request, scratch->body.data);
+    assert(len <= batch->body_bytes + BODY_OVERHEAD_BYTES);
+    status = rpc_call(session->announcer, MASTER_METHOD_ANNOUNCE, scratch->body.data, len, SESSION_BATCH_TIMEOUT_MS,
+                      on_answer, session);
     loop_expect_more(session->loop);
-
-out:
-    free(body);
-    free(pointers);
-    free(entries);
     return status;
 }
 
@@ -223,7 +271,7 @@ static void put_back(struct session *session, struct announce_batch *batch)
         if (entry->done)
             list_push_front(&session->waiting, &entry->node);
         else if (entry->is_orphan)
-            free(entry); /* the master does not have it */
+            entry_free(session, entry); /* the master does not have it */
         else
             backlog_add(session, entry, true);
     }
@@ -231,23 +279,18 @@ static void put_back(struct session *session, struct announce_batch *batch)
 
 void session_announce_pump(struct session *session)
 {
-    struct announce_batch *batch;
+    struct announce_batch *batch = &session->batch;
 
-    if (session->state != SESSION_READY || session->flying || session->is_busy || session->wants_registration ||
+    if (session->state != SESSION_READY || session->is_flying || session->is_busy || session->wants_registration ||
         (list_is_empty(&session->waiting) && list_is_empty(&session->backlog_order)))
         return;
-    batch = calloc(1, sizeof *batch);
-    if (batch) {
-        batch->session = session;
-        list_init(&batch->entries);
-        fill(session, batch);
-        session->flying = batch;
-        if (send_batch(batch) == SHOAL_OK)
-            return;
-        session->flying = NULL;
-        put_back(session, batch);
-        free(batch);
-    }
+    batch->count = batch->body_bytes = 0;
+    fill(session, batch);
+    session->is_flying = true;
+    if (send_batch(session) == SHOAL_OK)
+        return;
+    session->is_flying = false;
+    put_back(session, batch);
     loop_timer_start(&session->pump_timer, SHORT_OF_MEMORY_MS);
 }
 
@@ -295,6 +338,10 @@ static void end_entry(struct session *session, struct announce_entry *entry, int
         take_back(session, entry);
         return;
     }
+    if (entry->done && status == SHOAL_OK) {
+        tell_success(session, entry);
+        return;
+    }
     if (entry->done) {
         tell(session, entry, status, NULL);
     } else if (!entry->is_orphan && entry->kind != KIND(GONE) && entry->kind != KIND(MOVED) &&
@@ -306,7 +353,7 @@ static void end_entry(struct session *session, struct announce_entry *entry, int
             return;
         }
     }
-    free(entry);
+    entry_free(session, entry);
 }
 
 static void end_batch(struct session *session, struct announce_batch *batch, const int32_t *statuses,
@@ -338,13 +385,13 @@ static void end_batch(struct session *session, struct announce_batch *batch, con
 static void on_answer(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
                       const struct shoal_error *error)
 {
-    struct announce_batch *batch = arg;
-    struct session *session = batch->session;
+    struct session *session = arg;
+    struct announce_batch *batch = &session->batch;
     Shoal__Wire__MasterAnnounceResponse *answer = NULL;
     struct shoal_error malformed;
     bool is_untouched = false;
 
-    session->flying = NULL;
+    session->is_flying = false;
     session->is_busy = true;
     if (status == SHOAL_OK) {
         answer = shoal__wire__master_announce_response__unpack(NULL, body_len, body);
@@ -363,7 +410,6 @@ static void on_answer(void *arg, enum shoal_status status, const uint8_t *body, 
         end_unknown(session, batch);
     if (answer)
         shoal__wire__master_announce_response__free_unpacked(answer, NULL);
-    free(batch);
     session->is_busy = false;
     if (!loop_timer_is_running(&session->pump_timer))
         session_announce_pump(session);
@@ -411,8 +457,8 @@ void session_on_deadline(void *arg)
             next_ms = deadline_min(next_ms, entry->deadline_ms);
         }
     }
-    if (session->flying) {
-        LIST_FOR_EACH (entry, &session->flying->entries, struct announce_entry, node) {
+    if (session->is_flying) {
+        LIST_FOR_EACH (entry, &session->batch.entries, struct announce_entry, node) {
             if (entry->done && deadline_is_past(entry->deadline_ms)) {
                 entry->is_orphan = makes_route(entry);
                 tell_timed_out(session, entry);
@@ -428,7 +474,7 @@ void session_on_deadline(void *arg)
         if (entry->may_be_routed)
             take_back(session, entry);
         else if (makes_route(entry))
-            free(entry); /* the master has not carried it out */
+            entry_free(session, entry); /* the master has not carried it out */
         else
             backlog_add(session, entry, true);
     }
@@ -493,7 +539,7 @@ void session_on_pump(void *arg)
     struct session *session = arg;
     struct shoal_error error;
 
-    if (session->wants_registration && session->flying) { /* whose puts need not fail */
+    if (session->wants_registration && session->is_flying) { /* whose puts need not fail */
         loop_timer_start(&session->pump_timer, SHORT_OF_MEMORY_MS);
         return;
     }
@@ -503,6 +549,28 @@ void session_on_pump(void *arg)
     }
     session->wants_registration = false;
     session_announce_pump(session);
+}
+
+/* --- life --- */
+
+void session_announce_init(struct session *session)
+{
+    list_init(&session->waiting);
+    list_init(&session->backlog_order);
+    list_init(&session->batch.entries);
+    spares_init(&session->spare_entries, sizeof(struct announce_entry) + SESSION_SPARE_KEY_BYTES,
+                SESSION_SPARE_ENTRIES_MAX);
+    map_init(&session->backlog);
+    buf_init(&session->scratch.body, SESSION_BATCH_MAX_BYTES + BODY_OVERHEAD_BYTES);
+}
+
+void session_announce_release(struct session *session)
+{
+    buf_release(&session->scratch.body);
+    free(session->scratch.pointers);
+    free(session->scratch.entries);
+    spares_release(&session->spare_entries);
+    map_release(&session->backlog);
 }
 
 void session_announce_stop(struct session *session)
@@ -516,14 +584,16 @@ void session_announce_stop(struct session *session)
     while ((node = list_pop_front(&session->waiting))) {
         struct announce_entry *entry = container_of(node, struct announce_entry, node);
         tell(session, entry, SHOAL_CANCELED, NULL);
-        free(entry);
+        entry_free(session, entry);
     }
     while ((node = list_first(&session->backlog_order))) {
         struct announce_entry *entry = container_of(node, struct announce_entry, node);
         backlog_remove(session, entry);
-        free(entry);
+        entry_free(session, entry);
     }
 }
+
+/* --- announcing; any thread --- */
 
 /* With the mutex. */
 static void wake_inbox(struct session *session)
@@ -534,70 +604,54 @@ static void wake_inbox(struct session *session)
     loop_post(session->loop, &session->inbox_task, session_on_inbox, session);
 }
 
-/* There is no memory for news that nobody waits for. */
-static enum shoal_status lose_entry(struct session *session)
+/* With the mutex. OK for news that nobody waits for even without memory: everything is announced anew then. */
+static enum shoal_status add(struct session *session, const struct announce_entry *like, const char *key)
 {
-    enum shoal_status status = SHOAL_CANCELED;
+    struct announce_entry *entry;
 
-    mutex_lock(&session->mutex);
-    if (!session->is_stopping) {
-        session->has_lost_entry = true;
-        wake_inbox(session);
-        status = SHOAL_OK;
-    }
-    mutex_unlock(&session->mutex);
-    return status;
-}
-
-static enum shoal_status enqueue(struct session *session, struct announce_entry *entry)
-{
-    bool is_on_loop = loop_is_current(session->loop);
-    enum shoal_status status = SHOAL_OK;
-
-    mutex_lock(&session->mutex);
     if (session->is_stopping)
-        status = SHOAL_CANCELED;
-    else if (entry->done && session->waiter_count >= SESSION_WAITERS_MAX)
-        status = SHOAL_LIMIT;
-    if (!status) {
+        return SHOAL_CANCELED;
+    if (like->done && session->waiter_count >= SESSION_WAITERS_MAX)
+        return SHOAL_LIMIT;
+    entry = entry_take(session, like->key_len);
+    if (entry) {
+        *entry = *like;
+        memcpy(entry->key, key, like->key_len + 1);
         list_push_back(&session->inbox, &entry->node);
-        session->waiter_count += entry->done != NULL;
-        if (!is_on_loop)
+        session->waiter_count += like->done != NULL;
+        if (!loop_is_current(session->loop))
             wake_inbox(session);
+        return SHOAL_OK;
     }
-    mutex_unlock(&session->mutex);
-    return status;
+    if (like->done)
+        return SHOAL_NO_MEMORY;
+    session->has_lost_entry = true;
+    wake_inbox(session);
+    return SHOAL_OK;
 }
 
 enum shoal_status session_announce(struct session *session, Shoal__Wire__MasterAnnounceRequest__Kind kind,
                                    const char *key, uint64_t object_id, uint64_t len_bytes, unsigned tier,
                                    int64_t timeout_ms, session_done_fn done, void *arg)
 {
-    size_t key_len = strlen(key);
-    struct announce_entry *entry;
+    const struct announce_entry like = {
+        .kind = kind,
+        .object_id = object_id,
+        .len_bytes = len_bytes,
+        .tier = tier,
+        .deadline_ms = deadline_after_ms(timeout_ms ? timeout_ms : session->call_timeout_ms),
+        .done = done,
+        .arg = arg,
+        .key_len = strlen(key),
+    };
     enum shoal_status status;
 
-    if (key_len == 0 || key_len > TIER_KEY_MAX_BYTES)
+    if (like.key_len == 0 || like.key_len > TIER_KEY_MAX_BYTES)
         return SHOAL_INVALID_ARGUMENT;
-    entry = malloc(sizeof *entry + key_len + 1);
-    if (!entry)
-        return done ? SHOAL_NO_MEMORY : lose_entry(session);
-    *entry =
-        (struct announce_entry){.kind = kind,
-                                .object_id = object_id,
-                                .len_bytes = len_bytes,
-                                .tier = tier,
-                                .deadline_ms = deadline_after_ms(timeout_ms ? timeout_ms : session->call_timeout_ms),
-                                .done = done,
-                                .arg = arg,
-                                .key_len = key_len};
-    memcpy(entry->key, key, key_len + 1);
-    status = enqueue(session, entry);
-    if (status) {
-        free(entry);
-        return status;
-    }
-    if (loop_is_current(session->loop)) /* saves a turn of the loop */
+    mutex_lock(&session->mutex);
+    status = add(session, &like, key);
+    mutex_unlock(&session->mutex);
+    if (!status && loop_is_current(session->loop)) /* saves a turn of the loop */
         loop_defer(session->loop, &session->pump_task, announce_arrived, session);
-    return SHOAL_OK;
+    return status;
 }

@@ -6,11 +6,13 @@
 
 #include <pthread.h>
 
+#include "base/buf.h"
 #include "base/hostport.h"
 #include "base/list.h"
 #include "base/map.h"
 #include "base/mutex.h"
 #include "base/random.h"
+#include "base/spares.h"
 #include "kv/session.h"
 #include "meta/meta.h"
 
@@ -18,6 +20,8 @@
 #define SESSION_BATCH_MAX_ENTRIES 4096u
 #define SESSION_WAITERS_MAX 65536u       /* announcements that somebody waits for */
 #define SESSION_BACKLOG_MAX (256u << 10) /* announcements that nobody waits for; beyond: everything anew */
+#define SESSION_SPARE_ENTRIES_MAX 256u   /* announcements whose memory is kept for the next ones, */
+#define SESSION_SPARE_KEY_BYTES 128u     /* those with keys of this length with NUL: 60 KiB */
 #define SESSION_HELD_QUEUED_MAX 4u       /* batches that are gathered ahead */
 #define SESSION_HELD_FLYING_MAX 4u       /* batches that wait for their answer */
 #define SESSION_TARGETS_MAX 256u         /* write targets that are remembered */
@@ -65,6 +69,21 @@ struct held_batch {
     size_t next;                                 /* first entry whose refusal is not handled yet */
 };
 
+/* Announcements that travel together. */
+struct announce_batch {
+    struct list entries; /* struct announce_entry */
+    size_t count, body_bytes;
+};
+
+/* Where a batch is packed; grows as far as batches do (SESSION_BATCH_MAX_ENTRIES, SESSION_BATCH_MAX_BYTES) and stays.
+ */
+struct announce_scratch {
+    Shoal__Wire__MasterAnnounceRequest__Entry *entries;   /* owned */
+    Shoal__Wire__MasterAnnounceRequest__Entry **pointers; /* owned */
+    size_t capacity;                                      /* of both */
+    struct buf body;
+};
+
 struct session {
     /* constant */
     struct loop *loop;             /* borrowed */
@@ -90,6 +109,7 @@ struct session {
     struct shoal_error trouble;             /* why it is not registered; status OK: nothing known */
     int64_t name_in_use_since_ms;           /* 0: the name is not refused */
     struct list inbox;                      /* struct announce_entry */
+    struct spares spare_entries;            /* the same, with room for SESSION_SPARE_KEY_BYTES */
     bool is_inbox_posted;
     bool has_lost_entry;                           /* there was no memory for one that nobody waits for */
     size_t waiter_count;                           /* entries with done, wherever they are */
@@ -134,9 +154,11 @@ struct session {
     struct map backlog;        /* key -> struct announce_entry: nobody waits; chain of distinct objects */
     struct list backlog_order; /* the same, in order of arrival */
     size_t backlog_count;
-    struct announce_batch *flying; /* owned by its call; NULL: none is on its way */
-    bool wants_registration;       /* announcements were thrown away */
-    bool is_busy;                  /* outcomes are being handed out: no new batch yet */
+    struct announce_batch batch;
+    bool is_flying; /* the batch is on its way: its call has it */
+    struct announce_scratch scratch;
+    bool wants_registration; /* announcements were thrown away */
+    bool is_busy;            /* outcomes are being handed out: no new batch yet */
     int64_t deadline_armed_ms;
 
     unsigned held_flying;
@@ -193,6 +215,8 @@ size_t session_fill_tiers(struct session *session, Shoal__Wire__MasterTier *tier
 /* --- session_announce.c; loop --- */
 
 void session_announce_pump(struct session *session);
+void session_announce_init(struct session *session);
+void session_announce_release(struct session *session);
 void session_announce_stop(struct session *session); /* CANCELED for all */
 void session_on_inbox(void *arg);
 void session_on_deadline(void *arg);

@@ -345,6 +345,45 @@ static void what_comes_meanwhile_travels_together(void **state)
         assert_int_equal(later[i].times, 1);
 }
 
+/* Batches are packed into memory of a bound that is computed from their entries. */
+static void the_largest_entries_fill_batches(void **state)
+{
+    enum { ENTRIES = 300 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct outcome *outcomes = calloc(ENTRIES, sizeof *outcomes), first;
+    char key[TIER_KEY_MAX_BYTES + 1];
+    unsigned before;
+
+    assert_non_null(outcomes);
+    make_ready(fixture);
+    for (unsigned round = 0; round < 2; round++) {
+        before = fake_master_read(master, &master->announcements);
+        fake_master_set_manner(master, MASTER_METHOD_ANNOUNCE, FAKE_HOLDS);
+        announce(fixture, KIND(NEW), "first", 1, 0, &first);
+        fake_master_wait_held(master, 1);
+        memset(key, 'k', sizeof key);
+        key[sizeof key - 1] = '\0';
+        for (unsigned i = 0; i < ENTRIES; i++) {
+            char digits[16];
+            snprintf(digits, sizeof digits, "%05u", i);
+            memcpy(key, digits, 5);
+            outcomes[i] = (struct outcome){.fixture = fixture};
+            assert_int_equal(session_announce(fixture->session, KIND(REPLICA), key, UINT64_MAX, UINT64_MAX, UINT32_MAX,
+                                              0, on_done, &outcomes[i]),
+                             SHOAL_OK);
+        }
+        fake_master_answer_held(master, MASTER_METHOD_ANNOUNCE);
+        assert_int_equal(wait_done(&first), SHOAL_OK);
+        for (unsigned i = 0; i < ENTRIES; i++) {
+            assert_int_equal(wait_done(&outcomes[i]), SHOAL_OK);
+            assert_int_equal(outcomes[i].times, 1);
+        }
+        assert_int_equal(fake_master_read(master, &master->announcements), before + 3);
+    }
+    free(outcomes);
+}
+
 static void a_deadline_ends_waiting_and_takes_the_route_back(void **state)
 {
     struct fixture *fixture = *state;
@@ -702,6 +741,7 @@ int main(void)
         TEST(a_silent_master_is_left),
         TEST(drops_are_carried_out_once_and_acknowledged),
         TEST(what_comes_meanwhile_travels_together),
+        TEST(the_largest_entries_fill_batches),
         TEST(a_deadline_ends_waiting_and_takes_the_route_back),
         TEST(a_route_whose_answer_had_no_memory_is_taken_back),
         TEST(a_broken_connection_leaves_nothing_open),
