@@ -11,6 +11,7 @@
 #include "base/list.h"
 #include "base/mutex.h"
 #include "base/progress.h"
+#include "base/spares.h"
 
 #define LOG_MODULE "kv"
 #include "base/log.h"
@@ -20,6 +21,7 @@
 #define DROPS_MAX 8192u                                   /* of the master's; beyond: it is asked again */
 #define WRITE_STEP_BYTES ((size_t)8 * TIER_STAGING_BYTES) /* of a put, between two looks at its call */
 #define LOCK_SHARDS_MAX (1u << 20)
+#define SPARE_FINISHES_MAX 256u
 
 #define KIND(name) SHOAL__WIRE__MASTER_ANNOUNCE_REQUEST__KIND__##name
 
@@ -33,6 +35,7 @@ struct data_manager {
     struct cond idle;
     unsigned finish_count, blocking_count, drop_count;
     struct list finishing; /* struct finish: committed, not published yet */
+    struct spares spare_finishes;
 };
 
 /* A put whose caller waits. */
@@ -64,9 +67,10 @@ struct finish {
     data_manager_done_fn done;
     void *arg;
     enum shoal_status status;
-    struct shoal_error error;
     struct executor_task task;
     struct loop_task loop_task;
+
+    struct shoal_error error; /* last: what is before it is cleared at the start */
 };
 
 static void count(uint64_t *counter)
@@ -97,9 +101,9 @@ static void finish_destroy(struct finish *finish)
     mutex_lock(&manager->mutex);
     manager->finish_count--;
     manager->blocking_count -= finish->is_blocking;
+    spares_give(&manager->spare_finishes, finish);
     cond_broadcast(&manager->idle);
     mutex_unlock(&manager->mutex);
-    free(finish);
 }
 
 /* The end of all ways, on the loop or a worker. */
@@ -290,35 +294,37 @@ static enum shoal_status finish_start(struct data_manager *manager, struct tier_
                                       uint64_t object_id, int64_t deadline_ms, struct put *put,
                                       data_manager_done_fn done, void *arg, struct shoal_error *error)
 {
-    struct finish *finish = calloc(1, sizeof *finish);
-    bool is_full;
+    bool is_blocking = !tier_allocation_data(allocation), is_full;
+    struct finish *finish;
 
+    mutex_lock(&manager->mutex);
+    is_full = is_blocking && manager->blocking_count >= BLOCKING_MAX;
+    finish = is_full ? NULL : spares_take(&manager->spare_finishes);
+    if (finish) {
+        manager->finish_count++;
+        manager->blocking_count += is_blocking;
+    }
+    mutex_unlock(&manager->mutex);
+    if (is_full) {
+        tier_allocation_drop(allocation);
+        return error_set(error, SHOAL_LIMIT, 0, "%u values are being written to storage", BLOCKING_MAX);
+    }
     if (!finish) {
         tier_allocation_drop(allocation);
         return error_no_memory(error);
     }
+    memset(finish, 0, offsetof(struct finish, error));
+    error_clear(&finish->error);
     finish->manager = manager;
     finish->allocation = allocation;
     finish->put = put;
     finish->kind = object_id ? KIND(REPLICA) : KIND(NEW);
     finish->object_id = object_id;
     finish->deadline_ms = deadline_ms;
-    finish->is_blocking = !tier_allocation_data(allocation);
+    finish->is_blocking = is_blocking;
     finish->done = done;
     finish->arg = arg;
     list_node_init(&finish->node);
-    mutex_lock(&manager->mutex);
-    is_full = finish->is_blocking && manager->blocking_count >= BLOCKING_MAX;
-    if (!is_full) {
-        manager->finish_count++;
-        manager->blocking_count += finish->is_blocking;
-    }
-    mutex_unlock(&manager->mutex);
-    if (is_full) {
-        tier_allocation_drop(allocation);
-        free(finish);
-        return error_set(error, SHOAL_LIMIT, 0, "%u values are being written to storage", BLOCKING_MAX);
-    }
     if (!finish->is_blocking) {
         if (!finish_begin(finish))
             finish_fail_later(finish);
@@ -595,6 +601,7 @@ enum shoal_status data_manager_create(struct tier_backend *backend, struct sessi
     mutex_init(&manager->mutex, RANK_KV_SERVICE);
     cond_init(&manager->idle);
     list_init(&manager->finishing);
+    spares_init(&manager->spare_finishes, sizeof(struct finish), SPARE_FINISHES_MAX);
     tier_backend_set_events(backend, &events);
     session_set_drop_handler(session, on_drop, manager);
     *manager_out = manager;
@@ -613,6 +620,7 @@ void data_manager_destroy(struct data_manager *manager)
     mutex_unlock(&manager->mutex);
     tier_backend_set_events(manager->backend, NULL);
     executor_destroy(manager->executor);
+    spares_release(&manager->spare_finishes);
     cond_release(&manager->idle);
     mutex_release(&manager->mutex);
     free(manager);

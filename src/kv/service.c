@@ -112,6 +112,7 @@ static void start_on_loop(void *arg)
 static void service_free(struct kv_service *service)
 {
     map_release(&service->segments);
+    spares_release(&service->spare_jobs);
     buf_release(&service->scratch);
     cond_release(&service->idle);
     mutex_release(&service->mutex);
@@ -151,6 +152,7 @@ enum shoal_status kv_service_create(const struct kv_service_config *config, stru
     service->loop = engine_loop(config->engine);
     service->lease_ms = config->lease_ms ? config->lease_ms : LEASE_MS_DEFAULT;
     list_init(&service->jobs);
+    spares_init(&service->spare_jobs, sizeof(struct kv_job), KV_SPARE_JOBS_MAX);
     list_init(&service->turn_waiters);
     list_init(&service->staging_waiters);
     list_init(&service->pin_waiters);

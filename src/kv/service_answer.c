@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How results get back: to a request of their own, or to their place in the answer of a batch. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,10 @@
 
 #define SCRATCH_KEEP_BYTES (1u << 20)
 #define VALUE_TAG 0x2a /* of KvReadResponse: field 5, bytes */
+/* One item of a batch of writes without its text, at most: tags and lengths of item, text and answer (each at most 6
+ * bytes), status (6), object_id and lease_id (9 each), lease_ms and tier (6 each). With texts of struct shoal_error, as
+ * many as a batch may have stay far below RPC_RESPONSE_MAX_BYTES. */
+#define WRITE_ITEM_MAX_BYTES 64
 
 /* --- messages --- */
 
@@ -42,14 +47,21 @@ const char *kv_origin_peer(const struct kv_origin *origin)
 
 void kv_reply(struct kv_service *service, struct rpc_request *request, const ProtobufCMessage *message)
 {
-    size_t len = protobuf_c_message_get_packed_size(message);
+    kv_reply_within(service, request, message, protobuf_c_message_get_packed_size(message));
+}
+
+void kv_reply_within(struct kv_service *service, struct rpc_request *request, const ProtobufCMessage *message,
+                     size_t max_bytes)
+{
+    size_t len;
 
     service->scratch.len = 0;
-    if (!buf_reserve(&service->scratch, len)) {
-        kv_refuse(service, request, len > service->scratch.max ? SHOAL_LIMIT : SHOAL_NO_MEMORY, NULL);
+    if (!buf_reserve(&service->scratch, max_bytes)) {
+        kv_refuse(service, request, max_bytes > service->scratch.max ? SHOAL_LIMIT : SHOAL_NO_MEMORY, NULL);
         return;
     }
-    protobuf_c_message_pack(message, service->scratch.data);
+    len = protobuf_c_message_pack(message, service->scratch.data);
+    assert(len <= max_bytes);
     rpc_reply(request, SHOAL_OK, NULL, service->scratch.data, len);
     if (service->scratch.capacity > SCRATCH_KEEP_BYTES) {
         size_t max = service->scratch.max;
@@ -186,14 +198,12 @@ void kv_answer_error(struct kv_service *service, struct kv_origin *origin, enum 
 
 /* --- batches --- */
 
-static bool pack_read_batch(struct kv_batch *batch)
+static void reply_read_batch(struct kv_batch *batch)
 {
     Shoal__Wire__KvBatchReadResponse response = SHOAL__WIRE__KV_BATCH_READ_RESPONSE__INIT;
-    Shoal__Wire__KvBatchReadResponse__Item *items = calloc(batch->count + 1, sizeof *items);
-    Shoal__Wire__KvBatchReadResponse__Item **pointers = calloc(batch->count + 1, sizeof *pointers);
-    bool is_ok = items && pointers;
+    Shoal__Wire__KvBatchReadResponse__Item *items = batch->items, **pointers = batch->pointers;
 
-    for (size_t i = 0; is_ok && i < batch->count; i++) {
+    for (size_t i = 0; i < batch->count; i++) {
         struct kv_answer *answer = &batch->answers[i];
 
         shoal__wire__kv_batch_read_response__item__init(&items[i]);
@@ -206,50 +216,43 @@ static bool pack_read_batch(struct kv_batch *batch)
         }
         pointers[i] = &items[i];
     }
-    if (is_ok) {
-        response.n_items = batch->count;
-        response.items = pointers;
-        kv_reply(batch->service, batch->request, &response.base);
-    }
-    free(pointers);
-    free(items);
-    return is_ok;
+    response.n_items = batch->count;
+    response.items = pointers;
+    kv_reply(batch->service, batch->request, &response.base);
 }
 
-static bool pack_write_batch(struct kv_batch *batch)
+static void reply_write_batch(struct kv_batch *batch)
 {
     Shoal__Wire__KvBatchWriteResponse response = SHOAL__WIRE__KV_BATCH_WRITE_RESPONSE__INIT;
-    Shoal__Wire__KvBatchWriteResponse__Item *items = calloc(batch->count + 1, sizeof *items);
-    Shoal__Wire__KvBatchWriteResponse__Item **pointers = calloc(batch->count + 1, sizeof *pointers);
-    bool is_ok = items && pointers;
+    Shoal__Wire__KvBatchWriteResponse__Item *items = batch->items, **pointers = batch->pointers;
+    size_t max_bytes = batch->count * WRITE_ITEM_MAX_BYTES;
 
-    for (size_t i = 0; is_ok && i < batch->count; i++) {
+    for (size_t i = 0; i < batch->count; i++) {
         struct kv_answer *answer = &batch->answers[i];
 
         shoal__wire__kv_batch_write_response__item__init(&items[i]);
         items[i].status = answer->status;
-        if (answer->text)
+        if (answer->text) {
             items[i].text = answer->text;
+            max_bytes += strlen(answer->text);
+        }
         if (!answer->status)
             items[i].answer = &answer->write;
         pointers[i] = &items[i];
     }
-    if (is_ok) {
-        response.n_items = batch->count;
-        response.items = pointers;
-        kv_reply(batch->service, batch->request, &response.base);
-    }
-    free(pointers);
-    free(items);
-    return is_ok;
+    response.n_items = batch->count;
+    response.items = pointers;
+    kv_reply_within(batch->service, batch->request, &response.base, max_bytes);
 }
 
 void kv_batch_item_done(struct kv_batch *batch)
 {
     if (--batch->pending)
         return;
-    if (batch->request && !(batch->is_write ? pack_write_batch(batch) : pack_read_batch(batch)))
-        kv_refuse(batch->service, batch->request, SHOAL_NO_MEMORY, NULL);
+    if (batch->request && batch->is_write)
+        reply_write_batch(batch);
+    else if (batch->request)
+        reply_read_batch(batch);
     for (size_t i = 0; i < batch->count; i++)
         kv_answer_release(batch->service, &batch->answers[i]);
     free(batch);

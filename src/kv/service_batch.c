@@ -34,16 +34,18 @@ static struct kv_batch *batch_create(struct kv_service *service, struct rpc_requ
         kv_refuse(service, request, SHOAL_LIMIT, TOO_MANY_ITEMS);
         return NULL;
     }
-    batch = calloc(1, sizeof *batch + count * sizeof batch->answers[0]);
+    batch = malloc(sizeof *batch + count * (sizeof batch->answers[0] + sizeof(union kv_item) + sizeof(void *)));
     if (!batch) {
         kv_refuse(service, request, SHOAL_NO_MEMORY, NULL);
         return NULL;
     }
-    batch->service = service;
-    batch->request = request;
-    batch->count = count;
-    batch->pending = count + 1;
-    batch->is_write = is_write;
+    *batch = (struct kv_batch){.service = service,
+                               .request = request,
+                               .count = count,
+                               .pending = count + 1,
+                               .is_write = is_write,
+                               .items = &batch->answers[count],
+                               .pointers = (union kv_item *)(void *)&batch->answers[count] + count};
     request->on_abort = on_batch_abort;
     request->arg = batch;
     return batch;

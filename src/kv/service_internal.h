@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/executor.h"
 #include "base/mutex.h"
+#include "base/spares.h"
 #include "engine/engine.h"
 #include "kv/leases.h"
 #include "kv/service.h"
@@ -16,6 +17,7 @@
 #include "wire/unpack.h"
 
 #define KV_JOBS_MAX 16384u                          /* requests and items that are not answered at once */
+#define KV_SPARE_JOBS_MAX 256u                      /* kept for the next ones: about half a MiB */
 #define KV_TRANSFERS_MAX 64u                        /* at the same time, by the engine; */
 #define KV_TRANSFER_BYTES_MAX (UINT64_C(512) << 20) /* and their bytes (a larger one goes alone); others wait */
 #define KV_BATCH_VALUE_BYTES_MAX                                                                                       \
@@ -52,6 +54,7 @@ struct kv_service {
 
     struct list jobs; /* struct kv_job */
     size_t job_count;
+    struct spares spare_jobs;
     uint64_t value_bytes; /* inline values that are held in memory of their own */
     struct leases leases;
     struct list turn_waiters;    /* struct kv_job.wait_node: for a turn to transfer */
@@ -100,13 +103,20 @@ struct kv_origin {
     int64_t deadline_ms;
 };
 
+/* Its place in the answer of a batch. */
+union kv_item {
+    Shoal__Wire__KvBatchReadResponse__Item read;
+    Shoal__Wire__KvBatchWriteResponse__Item write;
+};
+
 struct kv_batch {
     struct kv_service *service;
     struct rpc_request *request; /* NULL: the caller is gone */
     size_t count, pending;
     uint64_t value_bytes; /* inline, of the answers so far */
     bool is_write;
-    struct kv_answer answers[];
+    void *items, *pointers; /* behind the answers; for packing: count of them, and one pointer to each */
+    struct kv_answer answers[]; /* undefined until kv_answer_send */
 };
 
 void kv_answer_init_read(struct kv_answer *answer);
@@ -119,6 +129,9 @@ void kv_answer_error(struct kv_service *service, struct kv_origin *origin, enum 
 void kv_answer_release(struct kv_service *service, struct kv_answer *answer);
 /* Packs and sends; OK. */
 void kv_reply(struct kv_service *service, struct rpc_request *request, const ProtobufCMessage *message);
+/* The same for a message that packed has at most so many bytes: saves a walk over it. */
+void kv_reply_within(struct kv_service *service, struct rpc_request *request, const ProtobufCMessage *message,
+                     size_t max_bytes);
 /* An error, counted. */
 void kv_refuse(struct kv_service *service, struct rpc_request *request, enum shoal_status status, const char *message);
 /* PROTOCOL, counted as malformed. */
@@ -161,8 +174,7 @@ struct kv_job {
     void (*ended)(struct kv_job *job);
     void (*resume)(struct kv_job *job); /* its wait is over */
     enum shoal_status status;           /* of the first failure */
-    struct shoal_error error;
-    bool is_finishing; /* the data manager has it: cannot be stopped */
+    bool is_finishing;                  /* the data manager has it: cannot be stopped */
     bool has_turn;
 
     struct tier_object *object;         /* ref; read from */
@@ -188,11 +200,13 @@ struct kv_job {
     void (*work)(struct kv_job *job);   /* on a worker; fails into work_status and work_error */
     void (*worked)(struct kv_job *job); /* on the loop */
     enum shoal_status work_status;
-    struct shoal_error work_error;
     struct kv_slot *work_slot;
     struct executor_task executor_task;
     struct loop_task loop_task;
     atomic_bool is_canceled; /* for work that takes long */
+
+    /* Last: kv_job_create clears what is before them. */
+    struct shoal_error error, work_error;
 };
 
 /* Takes the origin: an error is answered already when it returns NULL. */

@@ -24,11 +24,14 @@ struct kv_job *kv_job_create(struct kv_service *service, struct kv_origin *origi
         kv_answer_error(service, origin, SHOAL_LIMIT, "too many requests are being worked on");
         return NULL;
     }
-    job = calloc(1, sizeof *job);
+    job = spares_take(&service->spare_jobs);
     if (!job) {
         kv_answer_error(service, origin, SHOAL_NO_MEMORY, NULL);
         return NULL;
     }
+    memset(job, 0, offsetof(struct kv_job, error));
+    error_clear(&job->error);
+    error_clear(&job->work_error);
     job->service = service;
     job->origin = *origin;
     job->ended = ended;
@@ -57,7 +60,7 @@ void kv_job_free(struct kv_job *job)
     service->value_bytes -= job->reserved_bytes;
     list_remove(&job->node);
     service->job_count--;
-    free(job);
+    spares_give(&service->spare_jobs, job);
     kv_check_idle(service);
 }
 

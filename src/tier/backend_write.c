@@ -19,17 +19,17 @@ struct tier_object *object_create(struct tier_backend *backend, const char *key,
                                   struct tier_space *space)
 {
     size_t key_bytes = strlen(key) + 1;
-    struct tier_object *object = calloc(1, sizeof *object + key_bytes);
+    struct tier_object *object = malloc(sizeof *object + key_bytes);
 
     if (!object)
         return NULL;
-    object->backend = backend;
-    object->space = space;
-    object->tier = tier;
-    object->refs = 1;
-    object->hash = hash;
-    object->len_bytes = space ? space->len_bytes : 0;
-    object->state = OBJECT_ALLOCATED;
+    *object = (struct tier_object){.backend = backend,
+                                   .space = space,
+                                   .tier = tier,
+                                   .refs = 1,
+                                   .hash = hash,
+                                   .len_bytes = space ? space->len_bytes : 0,
+                                   .state = OBJECT_ALLOCATED};
     list_node_init(&object->node);
     memcpy(object->key, key, key_bytes);
     return object;
