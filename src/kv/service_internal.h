@@ -115,7 +115,7 @@ struct kv_batch {
     size_t count, pending;
     uint64_t value_bytes; /* inline, of the answers so far */
     bool is_write;
-    void *items, *pointers; /* behind the answers; for packing: count of them, and one pointer to each */
+    void *items, *pointers;     /* behind the answers; for packing: count of them, and one pointer to each */
     struct kv_answer answers[]; /* undefined until kv_answer_send */
 };
 
