@@ -177,7 +177,7 @@ class DoctorTest(cli.CliTest):
         self.one(checks, "metadata", "FAIL", "no/such/place.db")
         self.one(checks, "cluster", "SKIP", "without the metadata service")
         self.make("text", b"this is no database, but long enough to be looked at" * 100)
-        self.one(self.checks("-m", f"sqlite:{self.dir}/text", code=1), "metadata", "FAIL", "damaged")
+        self.one(self.checks("-m", f"sqlite:{self.dir}/text", code=1), "metadata", "FAIL", "is not a SQLite database")
 
     def test_metadata_may_not_be_written(self):
         (self.dir / "ro").mkdir()
