@@ -157,8 +157,8 @@ void session_gather(struct session *session, uint64_t epoch)
     gathering.pointers = malloc(SESSION_BATCH_MAX_ENTRIES * sizeof *gathering.pointers);
     gathering.keys = malloc(SESSION_BATCH_MAX_BYTES);
     gathering.has_failed = !gathering.entries || !gathering.pointers || !gathering.keys;
-    if (!gathering.has_failed && session->backend)
-        tier_each(session->backend, gather_object, &gathering);
+    if (!gathering.has_failed && session->backend && !tier_each(session->backend, gather_object, &gathering))
+        gathering.has_failed = true; /* what is not announced would be nobody's: never found, never removed */
     /* The end is a request of its own, sent when all others are answered. */
     if (!gathering.has_failed && (gathering.count == 0 || pack_batch(&gathering, false)))
         pack_batch(&gathering, true);

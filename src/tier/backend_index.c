@@ -132,18 +132,17 @@ enum shoal_status tier_get(struct tier_backend *backend, const char *key, struct
     return SHOAL_OK;
 }
 
-void tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_object *object), void *arg)
+bool tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_object *object), void *arg)
 {
     struct tier_object **seen = NULL;
     size_t capacity = 0;
-    bool goes_on = true;
+    bool goes_on = true, is_short = false;
 
-    for (unsigned i = 0; i < backend->stripe_count && goes_on; i++) {
+    for (unsigned i = 0; i < backend->stripe_count && goes_on && !is_short; i++) {
         struct stripe *stripe = &backend->stripes[i];
         const struct map_entry *position = NULL;
         struct tier_object *object;
         size_t count = 0;
-        bool is_short;
 
         mutex_lock(&stripe->lock);
         if (stripe->objects.count > capacity) { /* new keys wait for no longer than this allocation takes */
@@ -159,16 +158,15 @@ void tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_o
             tier_object_ref(object);
             seen[count++] = object;
         }
-        is_short = count < stripe->objects.count && count == capacity;
+        is_short = stripe->objects.count > capacity;
         mutex_unlock(&stripe->lock);
-        if (is_short)
-            LOG_ERROR("out of memory while listing objects: not all are seen");
         for (size_t n = 0; n < count; n++) {
             goes_on = goes_on && fn(arg, seen[n]);
             tier_object_unref(seen[n]);
         }
     }
     free(seen);
+    return !is_short;
 }
 
 /* --- changing --- */

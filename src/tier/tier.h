@@ -117,8 +117,8 @@ enum shoal_status tier_remove(struct tier_backend *backend, const char *key, uin
 bool tier_has(struct tier_backend *backend, const char *key); /* published; does not count as an access */
 
 /* Calls fn for every published object, in no order; objects that come or go meanwhile may be seen or not. fn returns
- * false to end. Without locks. */
-void tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_object *object), void *arg);
+ * false to end. Without locks. false: out of memory, not all were seen. */
+bool tier_each(struct tier_backend *backend, bool (*fn)(void *arg, struct tier_object *object), void *arg);
 
 /* --- staging buffers: registered DRAM of TIER_STAGING_BYTES for data that is on no DRAM tier --- */
 

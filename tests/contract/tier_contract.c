@@ -346,10 +346,10 @@ static void test_each(void **state)
         (void)snprintf(key, sizeof key, "each-%u", i);
         assert_int_equal(put(f->backend, key, i, i, NULL), SHOAL_OK);
     }
-    tier_each(f->backend, count_objects, &count);
+    assert_true(tier_each(f->backend, count_objects, &count));
     assert_int_equal(count, 50);
     count = 65; /* ends after five */
-    tier_each(f->backend, count_objects, &count);
+    assert_true(tier_each(f->backend, count_objects, &count));
     assert_int_equal(count, 70);
 }
 

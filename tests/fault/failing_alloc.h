@@ -8,6 +8,8 @@
 
 /* From now on the nth allocation fails, and those that follow until `times` have. */
 void failing_alloc_begin(unsigned long nth, unsigned times);
+/* Only those of the threads of that name (a constant; NULL: all) count and fail. */
+void failing_alloc_begin_in(const char *thread, unsigned long nth, unsigned times);
 /* None fails any more. Whether one has. */
 bool failing_alloc_end(void);
 bool failing_alloc_has_fired(void);

@@ -108,6 +108,46 @@ static void tiers_do_nothing_by_halves(void **state)
     sweep(use_tiers, true);
 }
 
+#define EACH_KEYS 40 /* in more than one stripe, several in some */
+
+static bool count_object(void *arg, struct tier_object *object)
+{
+    (void)object;
+    ++*(unsigned *)arg;
+    return true;
+}
+
+static enum shoal_status see_each(void)
+{
+    const struct tier_backend_config config = {
+        .tiers = tiers, .tier_count = 2, .lock_stripes = 4, .staging_buffers = 2};
+    const struct backend_options options = {.ops_of = tier_fake_ops, .has_no_thread = true};
+    struct tier_backend *backend = NULL;
+    unsigned count = 0;
+    enum shoal_status status = backend_create(&config, &options, &backend, NULL);
+
+    for (unsigned i = 0; i < EACH_KEYS && status == SHOAL_OK; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "key-%u", i);
+        status = put(backend, key, 100, true);
+    }
+    if (status == SHOAL_OK && !tier_each(backend, count_object, &count))
+        status = SHOAL_NO_MEMORY;
+    if (status == SHOAL_OK)
+        assert_int_equal(count, EACH_KEYS);
+    tier_backend_destroy(backend);
+    (void)failing_alloc_end();
+    tier_fake_disk_clear();
+    return status;
+}
+
+/* Who announces what there is to a new master must know whether that was all. */
+static void who_sees_not_each_is_told(void **state)
+{
+    (void)state;
+    sweep(see_each, true);
+}
+
 /* --- the master's tables --- */
 
 static enum shoal_status use_routes(void)
@@ -297,9 +337,13 @@ static void a_configuration_is_whole(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiers_do_nothing_by_halves), cmocka_unit_test(routes_are_whole),
-        cmocka_unit_test(registrations_are_whole),    cmocka_unit_test(tombstones_forget_the_oldest),
-        cmocka_unit_test(leases_are_whole),           cmocka_unit_test(a_route_cache_does_without),
+        cmocka_unit_test(tiers_do_nothing_by_halves),
+        cmocka_unit_test(who_sees_not_each_is_told),
+        cmocka_unit_test(routes_are_whole),
+        cmocka_unit_test(registrations_are_whole),
+        cmocka_unit_test(tombstones_forget_the_oldest),
+        cmocka_unit_test(leases_are_whole),
+        cmocka_unit_test(a_route_cache_does_without),
         cmocka_unit_test(a_configuration_is_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -691,6 +691,15 @@ static void test_opening(void **state)
     clean_up(world);
 }
 
+/* By the master, whom clients need not ask about what they have read before. */
+static bool is_all_listed(struct world *world)
+{
+    unsigned count = 0;
+
+    return shoal_kv_list(world->fixture->third, NULL, &patient, count_entry, &count, NULL) == SHOAL_OK &&
+           count == ITEMS + 1;
+}
+
 /* A master that has forgotten everything: owners register and announce again, whatever fails on the way. */
 static void test_a_master_that_starts_anew(void **state)
 {
@@ -712,6 +721,30 @@ static void test_a_master_that_starts_anew(void **state)
         check_value(fixture->third, "of a", 100, 1);
         for (size_t i = 0; i < ITEMS; i++)
             WAIT_UNTIL(check_whole(world, fixture->third, i));
+        WAIT_UNTIL(is_all_listed(world));
+    }
+    clean_up(world);
+    wait_until_empty(world);
+}
+
+/* Nor is anything forgotten by the threads that gather what owners hold. */
+static void test_a_new_master_hears_of_everything(void **state)
+{
+    struct world *world = *state;
+    struct fixture *fixture = world->fixture;
+    uint16_t port = (uint16_t)strtoul(strrchr(fixture->master.address, ':') + 1, NULL, 10);
+    bool has_fired = true;
+
+    world->len = SIZE_MAX;
+    world->owner = shoal_kv_address(world->disk);
+    prepare_values(world);
+    put(fixture->a, "of a", 100, 1);
+    for (unsigned long nth = 1; has_fired; nth++) {
+        kv_master_stop(&fixture->master);
+        kv_master_start(&fixture->master, port, 3000, 50);
+        failing_alloc_begin_in("session", nth, 2);
+        WAIT_UNTIL(is_all_listed(world));
+        has_fired = failing_alloc_end();
     }
     clean_up(world);
     wait_until_empty(world);
@@ -728,6 +761,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_what_is_given_up_leaves_no_route, setup, teardown),
         cmocka_unit_test_setup_teardown(test_opening, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_master_that_starts_anew, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_new_master_hears_of_everything, setup, teardown),
     };
 
     if (argc != 2) {

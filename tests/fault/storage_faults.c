@@ -281,7 +281,7 @@ static size_t killed_backend_once(uint64_t seed)
     assert_true(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL);
 
     struct tier_backend *backend = open_backend(&world);
-    tier_each(backend, check_found, &found);
+    assert_true(tier_each(backend, check_found, &found));
     for (uint64_t i = 0; i < KEYS; i++) {
         char key[32];
         key_of(i, key);
