@@ -184,8 +184,37 @@ static void held_finish(struct held_batch *batch)
         held_pump(session);
 }
 
-/* Drops what was refused. false: the handler has no room, the rest is tried again. */
-static bool handle_refusals(struct held_batch *batch)
+/* Leaves in the batch what the master had no memory for, without an answer. false: there is no memory here, either. */
+static bool keep_untold(struct held_batch *batch)
+{
+    Shoal__Wire__MasterAnnounceRequest *request =
+        shoal__wire__master_announce_request__unpack(NULL, batch->body_len, batch->body);
+    size_t count = 0;
+
+    if (!request)
+        return false;
+    for (size_t i = 0; i < batch->count; i++) {
+        wire_entry *entry = request->entries[i];
+
+        if (batch->answer->statuses[i] != SHOAL_NO_MEMORY)
+            continue;
+        request->entries[i] = request->entries[count];
+        request->entries[count++] = entry;
+    }
+    request->n_entries = count;
+    batch->body_len = shoal__wire__master_announce_request__pack(request, batch->body); /* a part of what was there */
+    request->n_entries = batch->count;
+    shoal__wire__master_announce_request__free_unpacked(request, NULL);
+    shoal__wire__master_announce_response__free_unpacked(batch->answer, NULL);
+    batch->answer = NULL;
+    batch->count = count;
+    batch->next = 0;
+    return true;
+}
+
+/* Drops what was refused. What the master had no memory for is left in the batch, which has no answer then. false: the
+ * handler has no room or there is no memory, the rest is tried again. */
+static bool handle_answer(struct held_batch *batch)
 {
     struct session *session = batch->session;
     Shoal__Wire__MasterAnnounceRequest *request = NULL;
@@ -197,6 +226,10 @@ static bool handle_refusals(struct held_batch *batch)
 
         if (status == SHOAL_OK) {
             session_count(&session->counters.announced);
+            continue;
+        }
+        if (status == SHOAL_NO_MEMORY) {
+            batch->has_untold = true;
             continue;
         }
         if (status != SHOAL_EXISTS && status != SHOAL_NOT_FOUND) {
@@ -220,7 +253,7 @@ static bool handle_refusals(struct held_batch *batch)
     }
     if (request)
         shoal__wire__master_announce_request__free_unpacked(request, NULL);
-    return is_handled;
+    return is_handled && (!batch->has_untold || keep_untold(batch));
 }
 
 static void wait_a_little(struct session *session)
@@ -228,6 +261,37 @@ static void wait_a_little(struct session *session)
     if (!loop_timer_is_running(&session->again_timer))
         loop_timer_start(&session->again_timer,
                          AGAIN_MS + backoff_ms(&session->random, 0, AGAIN_MS, AGAIN_MS)); /* not all clients at once */
+}
+
+/* After its restart a master hears of all clients at once. */
+static void send_again(struct held_batch *batch)
+{
+    struct session *session = batch->session;
+
+    session->held_flying--;
+    mutex_lock(&session->mutex);
+    list_push_front(&session->held_queued, &batch->node);
+    session->held_queued_count++;
+    mutex_unlock(&session->mutex);
+    wait_a_little(session);
+}
+
+static void held_answered(struct held_batch *batch)
+{
+    struct session *session = batch->session;
+
+    if (session->state != SESSION_ANNOUNCING) { /* the connection is being closed */
+        session->held_flying--;
+        held_destroy(batch);
+    } else if (!handle_answer(batch)) {
+        list_push_back(&session->held_blocked, &batch->node);
+        wait_a_little(session);
+    } else if (batch->has_untold) {
+        batch->has_untold = false;
+        send_again(batch);
+    } else {
+        held_finish(batch);
+    }
 }
 
 static void on_held_answer(void *arg, enum shoal_status status, const uint8_t *body, size_t body_len,
@@ -251,13 +315,7 @@ static void on_held_answer(void *arg, enum shoal_status status, const uint8_t *b
         }
     }
     if (status == SHOAL_BUSY || status == SHOAL_LIMIT || status == SHOAL_NO_MEMORY) {
-        /* After its restart a master hears of all clients at once. */
-        session->held_flying--;
-        mutex_lock(&session->mutex);
-        list_push_front(&session->held_queued, &batch->node);
-        session->held_queued_count++;
-        mutex_unlock(&session->mutex);
-        wait_a_little(session);
+        send_again(batch);
         return;
     }
     if (status) {
@@ -268,12 +326,7 @@ static void on_held_answer(void *arg, enum shoal_status status, const uint8_t *b
             session_lost(session, error);
         return;
     }
-    if (handle_refusals(batch)) {
-        held_finish(batch);
-        return;
-    }
-    list_push_back(&session->held_blocked, &batch->node);
-    wait_a_little(session);
+    held_answered(batch);
 }
 
 /* The batch that may be sent now, or NULL. */
@@ -324,15 +377,8 @@ void session_on_again(void *arg)
     list_init(&blocked);
     while ((node = list_pop_front(&session->held_blocked)))
         list_push_back(&blocked, node);
-    while ((node = list_pop_front(&blocked))) {
-        struct held_batch *batch = container_of(node, struct held_batch, node);
-        if (handle_refusals(batch))
-            held_finish(batch);
-        else
-            list_push_back(&session->held_blocked, node);
-    }
-    if (!list_is_empty(&session->held_blocked))
-        wait_a_little(session);
+    while ((node = list_pop_front(&blocked)))
+        held_answered(container_of(node, struct held_batch, node));
     held_pump(session);
 }
 

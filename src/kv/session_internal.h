@@ -67,6 +67,7 @@ struct held_batch {
     /* answered, and some were refused: */
     Shoal__Wire__MasterAnnounceResponse *answer; /* owned */
     size_t next;                                 /* first entry whose refusal is not handled yet */
+    bool has_untold;                             /* the master had no memory for some */
 };
 
 /* Announcements that travel together. */

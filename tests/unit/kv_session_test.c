@@ -681,6 +681,42 @@ static void a_busy_master_is_told_again(void **state)
     assert_int_equal(fake_master_read(master, &master->registrations), 1);
 }
 
+/* Else it would be nobody's: never found, never removed. */
+static void what_the_master_has_no_memory_for_is_told_again(void **state)
+{
+    enum { OBJECTS = 5000 };
+    struct fixture *fixture = *state;
+    struct fake_master *master = &fixture->master;
+    struct session_counters counters;
+    size_t told;
+
+    make_objects(fixture, OBJECTS);
+    fake_master_set_answer(master, "object-17", SHOAL_NO_MEMORY);
+    fake_master_set_answer(master, "object-4100", SHOAL_NO_MEMORY);
+    fake_master_set_answer(master, "object-18", SHOAL_NOT_FOUND);
+    fixture->drops_to_refuse = 3;
+    make_session(fixture, master->address);
+    session_set_drop_handler(fixture->session, on_drop, fixture);
+    fake_master_wait(master, &master->announcements, 8);
+    assert_int_equal(fake_master_read(master, &master->lasts), 0);
+    fake_master_set_answer(master, "object-17", SHOAL_OK);
+    fake_master_set_answer(master, "object-4100", SHOAL_OK);
+    make_ready(fixture);
+    assert_int_equal(count_held(master, OBJECTS), OBJECTS);
+    told = fake_master_count(master, KIND(HELD), "object-17", 1017);
+    told += fake_master_count(master, KIND(HELD), "object-4100", 5100);
+    assert_true(told > 2);
+    assert_int_equal(master->entry_count, OBJECTS - 2 + told); /* the others once */
+    assert_int_equal(fake_master_read(master, &master->registrations), 1);
+    mutex_lock(&fixture->mutex);
+    assert_int_equal(fixture->drops, 1);
+    assert_int_equal(fixture->last_dropped, 1018);
+    mutex_unlock(&fixture->mutex);
+    session_counters(fixture->session, &counters);
+    assert_int_equal(counters.announced, OBJECTS - 1);
+    assert_int_equal(counters.announce_failures, 0);
+}
+
 static void news_wait_until_everything_held_is_announced(void **state)
 {
     struct fixture *fixture = *state;
@@ -753,6 +789,7 @@ int main(void)
         TEST(everything_is_announced_again_after_a_restart),
         TEST(what_the_master_refuses_is_dropped),
         TEST(a_busy_master_is_told_again),
+        TEST(what_the_master_has_no_memory_for_is_told_again),
         TEST(news_wait_until_everything_held_is_announced),
         TEST(a_master_that_dies_while_objects_are_announced),
     };
