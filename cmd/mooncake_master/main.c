@@ -132,7 +132,7 @@ static int join_election(const struct settings *settings, struct master *master,
     struct shoal_error error;
     char *uri;
     int code = 0;
-    if (!settings->enable_ha)
+    if (!settings->enable_ha || !settings->etcd_endpoints) /* both or none: see check */
         return 0;
     uri = metadata_uri(settings->etcd_endpoints);
     struct election_config config = {.uri = uri,
