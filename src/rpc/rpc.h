@@ -27,8 +27,8 @@ struct rpc_request;
 
 /* Serves the control channel of endpoint and dials through it. Both are borrowed and outlive rpc. Peers of this host
  * are called over their local socket, unless MC_RPC_PROTOCOL=tcp. With MC_RPC_PROTOCOL=ucx or rdma also over UCX: peers
- * are asked for it, and those that do not offer it are called by TCP. UNSUPPORTED: the protocol is unknown or cannot be
- * had here. */
+ * are asked for it, and those that do not offer it are called by TCP. INVALID_ARGUMENT: there is no such protocol;
+ * UNSUPPORTED: it cannot be had here. */
 enum shoal_status rpc_create(struct loop *loop, struct endpoint *endpoint, struct rpc **rpc_out,
                              struct shoal_error *error);
 /* Closes all connections; unanswered incoming requests are aborted. Clients must have been closed. Not on the loop.
