@@ -65,6 +65,15 @@ static bool deliver(struct rpc_stream *stream, const bool *is_gone)
     return true;
 }
 
+/* There is nothing more to read: errno, or 0 at the end. A write that failed before says more. */
+static void fail_lost(struct rpc_stream *stream, int sys_errno)
+{
+    if (stream->write_errno)
+        sys_errno = stream->write_errno;
+    fail(stream, SHOAL_UNREACHABLE, sys_errno,
+         sys_errno ? "control connection lost" : "peer closed the control connection");
+}
+
 static void on_readable(struct rpc_stream *stream, const bool *is_gone)
 {
     for (int turn = 0; turn < 8; turn++) { /* bounded: other descriptors wait too */
@@ -78,11 +87,11 @@ static void on_readable(struct rpc_stream *stream, const bool *is_gone)
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN)
-                fail(stream, SHOAL_UNREACHABLE, errno, "control connection lost");
+                fail_lost(stream, errno);
             return;
         }
         if (got == 0) {
-            fail(stream, SHOAL_UNREACHABLE, 0, "peer closed the control connection");
+            fail_lost(stream, 0);
             return;
         }
         stream->counters->bytes_in += (uint64_t)got;
@@ -106,17 +115,28 @@ static ssize_t write_some(struct rpc_stream *stream, const void *data, size_t le
     return taken ? (ssize_t)taken : -1;
 }
 
-/* errno of what stopped it, 0 when everything is out. */
-static int write_queue(struct rpc_stream *stream)
+/* Nothing more goes out, but the peer's last words are still read, up to the end, which the descriptor now has. */
+static void stop_writing(struct rpc_stream *stream, int sys_errno)
 {
+    stream->write_errno = sys_errno;
+    stream->out.len = stream->out_sent = 0;
+    shutdown(stream->fd, SHUT_RDWR);
+}
+
+static void write_queue(struct rpc_stream *stream)
+{
+    if (stream->write_errno)
+        stream->out.len = stream->out_sent = 0;
     while (stream->out_sent < stream->out.len) {
         ssize_t sent = write_some(stream, stream->out.data + stream->out_sent, stream->out.len - stream->out_sent);
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
-            if (!stream->blocked_since_ms)
+            if (errno != EAGAIN)
+                stop_writing(stream, errno);
+            else if (!stream->blocked_since_ms)
                 stream->blocked_since_ms = clock_now_ms();
-            return errno;
+            return;
         }
         stream->counters->bytes_out += (uint64_t)sent;
         stream->out_sent += (size_t)sent;
@@ -125,7 +145,6 @@ static int write_queue(struct rpc_stream *stream)
     stream->out.len = stream->out_sent = 0;
     if (stream->out.capacity > KEPT_QUEUE_BYTES)
         buf_release(&stream->out);
-    return 0;
 }
 
 /* A long frame while nothing is queued goes from where it lies. Errors are left to who writes next. */
@@ -152,14 +171,6 @@ static size_t write_through(struct rpc_stream *stream, struct iovec parts[3], si
         return 0;
     stream->counters->bytes_out += (uint64_t)sent;
     return (size_t)sent;
-}
-
-static void on_writable(struct rpc_stream *stream)
-{
-    int result = write_queue(stream);
-
-    if (result && result != EAGAIN)
-        fail(stream, SHOAL_UNREACHABLE, result, "control connection lost");
 }
 
 void rpc_stream_break(struct rpc_stream *stream)
@@ -214,7 +225,7 @@ void rpc_stream_pipe_ready(void *arg)
     read_pipe(stream, &is_gone);
     /* What the frames were answered with, together. */
     if (!is_gone && stream->fd >= 0)
-        on_writable(stream);
+        write_queue(stream);
     if (!is_gone)
         stream->is_gone = NULL;
 }
@@ -253,7 +264,7 @@ static void on_io(void *arg, unsigned events)
 
     stream->is_gone = &is_gone;
     if (events & LOOP_WRITE)
-        on_writable(stream);
+        write_queue(stream);
     if (!is_gone && stream->fd >= 0 && (events & LOOP_READ)) {
         if (stream->ucx)
             on_socket(stream, &is_gone);
@@ -262,7 +273,7 @@ static void on_io(void *arg, unsigned events)
     }
     /* What the frames were answered with, together. */
     if (!is_gone && stream->fd >= 0)
-        on_writable(stream);
+        write_queue(stream);
     if (is_gone)
         return;
     stream->is_gone = NULL;

@@ -28,6 +28,7 @@ struct rpc_stream {
     struct buf in, out;
     size_t out_sent;
     int64_t blocked_since_ms; /* the socket has taken nothing since then; 0: it takes what it gets */
+    int write_errno;          /* why nothing is written any more; what the peer sent before is read to its end */
     bool is_local;            /* a local socket, which has no timeouts of its own */
     uint32_t max_body;
     struct stream_ucx *ucx; /* owned; NULL: frames go by the socket */

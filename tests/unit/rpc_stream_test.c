@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A control connection over a local socket, which has no timeouts of its own; with a clock that the test moves. */
+/* One control connection: a local socket, which has no timeouts of its own, with a clock that the test moves; and what
+ * a peer says last. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -34,14 +37,17 @@ struct fixture {
     int fds[2];
     struct mutex mutex;
     struct cond changed;
+    unsigned frames;
     bool is_closed;
 };
 
 static void on_frame(void *arg, const struct rpc_frame *frame, const uint8_t *body)
 {
-    (void)arg;
+    struct fixture *fixture = arg;
+
     (void)frame;
     (void)body;
+    fixture->frames++;
 }
 
 static void on_closed(void *arg, enum shoal_status status, const struct shoal_error *error)
@@ -106,15 +112,37 @@ static void nothing(void *arg)
     (void)arg;
 }
 
+static void setup(struct fixture *fixture)
+{
+    *fixture = (struct fixture){.is_closed = false};
+    mutex_init(&fixture->mutex, RANK_STORE);
+    cond_init(&fixture->changed);
+    assert_int_equal(loop_create("stream", &fixture->loop, NULL), SHOAL_OK);
+}
+
+static void wait_until_closed(struct fixture *fixture)
+{
+    mutex_lock(&fixture->mutex);
+    while (!fixture->is_closed)
+        cond_wait(&fixture->changed, &fixture->mutex); /* the harness's timeout ends it */
+    mutex_unlock(&fixture->mutex);
+}
+
+static void teardown(struct fixture *fixture)
+{
+    loop_call(fixture->loop, stop, fixture);
+    loop_destroy(fixture->loop);
+    cond_release(&fixture->changed);
+    mutex_release(&fixture->mutex);
+}
+
 static void who_does_not_read_for_long_loses_the_connection(void **state)
 {
-    struct fixture fixture = {.is_closed = false};
+    struct fixture fixture;
     int small = 1;
 
     (void)state;
-    mutex_init(&fixture.mutex, RANK_STORE);
-    cond_init(&fixture.changed);
-    assert_int_equal(loop_create("stream", &fixture.loop, NULL), SHOAL_OK);
+    setup(&fixture);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fixture.fds), 0);
     assert_int_equal(setsockopt(fixture.fds[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof small), 0);
     loop_call(fixture.loop, start, &fixture);
@@ -128,21 +156,80 @@ static void who_does_not_read_for_long_loses_the_connection(void **state)
 
     __atomic_store_n(&passed_ms, 2 * SILENCE_MS, __ATOMIC_RELAXED);
     loop_call(fixture.loop, send_one, &fixture);
-    mutex_lock(&fixture.mutex);
-    while (!fixture.is_closed)
-        cond_wait(&fixture.changed, &fixture.mutex); /* the harness's timeout ends it */
-    mutex_unlock(&fixture.mutex);
-
-    loop_call(fixture.loop, stop, &fixture);
-    loop_destroy(fixture.loop);
+    wait_until_closed(&fixture);
+    teardown(&fixture);
     close(fixture.fds[1]);
-    cond_release(&fixture.changed);
-    mutex_release(&fixture.mutex);
+}
+
+static void connect_pair(int fds[2])
+{
+    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof addr;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_int_equal(bind(listener, (struct sockaddr *)&addr, sizeof addr), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&addr, &len), 0);
+    fds[1] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fds[1], (struct sockaddr *)&addr, sizeof addr), 0);
+    fds[0] = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    assert_true(fds[0] >= 0);
+    close(listener);
+}
+
+/* The peer says something and closes at once, before it has read all; meanwhile this side writes, which fails. */
+static void last_words(void *arg)
+{
+    static uint8_t words[RPC_FRAME_HEADER_BYTES + BODY_BYTES];
+    struct rpc_frame frame = {.kind = RPC_KIND_REQUEST, .method = 1, .id = 1, .body_len = BODY_BYTES};
+    struct fixture *fixture = arg;
+    struct pollfd end = {.fd = fixture->fds[0]};
+
+    send_one(fixture);
+    rpc_frame_encode(&frame, words);
+    assert_int_equal(send(fixture->fds[1], words, sizeof words, 0), sizeof words);
+    close(fixture->fds[1]);
+    assert_int_equal(poll(&end, 1, -1), 1); /* the end has arrived: POLLHUP */
+    send_one(fixture);
+    assert_false(is_closed(fixture)); /* not from inside */
+}
+
+static void check_last_words(struct fixture *fixture)
+{
+    loop_call(fixture->loop, start, fixture);
+    loop_call(fixture->loop, last_words, fixture);
+    wait_until_closed(fixture);
+    assert_int_equal(fixture->frames, 1);
+    teardown(fixture);
+}
+
+static void last_words_are_heard_over_a_local_socket(void **state)
+{
+    struct fixture fixture;
+
+    (void)state;
+    setup(&fixture);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fixture.fds), 0);
+    check_last_words(&fixture);
+}
+
+static void last_words_are_heard_over_tcp(void **state)
+{
+    struct fixture fixture;
+
+    (void)state;
+    setup(&fixture);
+    connect_pair(fixture.fds);
+    check_last_words(&fixture);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(who_does_not_read_for_long_loses_the_connection)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_does_not_read_for_long_loses_the_connection),
+        cmocka_unit_test(last_words_are_heard_over_a_local_socket),
+        cmocka_unit_test(last_words_are_heard_over_tcp),
+    };
 
     return cmocka_run_group_tests_name("rpc_stream", tests, NULL, NULL);
 }
