@@ -57,12 +57,6 @@ static void check_all_told(struct told *told, uint64_t total_bytes)
     assert_int_equal(told->last.done_bytes, total_bytes);
 }
 
-static void check_told_in_parts(struct told *told, uint64_t total_bytes)
-{
-    check_all_told(told, total_bytes);
-    assert_true(told->parts >= 1);
-}
-
 static void put_telling(struct shoal_kv *kv, const char *key, size_t len, const struct shoal_kv_put_options *options,
                         struct told *told)
 {
@@ -99,6 +93,42 @@ static void get_into_telling(struct shoal_kv *kv, const char *key, void *memory,
     free(wanted);
 }
 
+static bool is_gone(enum shoal_status status)
+{
+    return status == SHOAL_OK || status == SHOAL_NOT_FOUND;
+}
+
+/* One try each; whether a part of it was told. On a busy machine everything may be done before anybody looks: the tests
+ * try until a part is told. */
+static bool puts_in_parts(struct shoal_kv *kv, size_t len, const struct shoal_kv_put_options *options,
+                          uint64_t total_bytes)
+{
+    struct told told;
+
+    assert_true(is_gone(shoal_kv_remove(kv, "k", &patient, NULL)));
+    put_telling(kv, "k", len, options, &told);
+    check_all_told(&told, total_bytes);
+    return told.parts > 0;
+}
+
+static bool gets_in_parts(struct shoal_kv *kv)
+{
+    struct told told;
+
+    get_telling(kv, "k", LEN, &told);
+    check_all_told(&told, LEN);
+    return told.parts > 0;
+}
+
+static bool gets_into_in_parts(struct shoal_kv *kv, void *memory, size_t room)
+{
+    struct told told;
+
+    get_into_telling(kv, "k", memory, room, LEN, &told);
+    check_all_told(&told, LEN);
+    return told.parts > 0;
+}
+
 static void test_a_large_value_is_told_in_parts(void **state)
 {
     struct fixture *fixture = *state;
@@ -106,14 +136,10 @@ static void test_a_large_value_is_told_in_parts(void **state)
     void *memory = malloc(LEN + 100);
     struct told told;
 
-    put_telling(fixture->third, "k", LEN, &at_a, &told);
-    check_told_in_parts(&told, LEN);
-    get_telling(fixture->third, "k", LEN, &told);
-    check_told_in_parts(&told, LEN);
-    get_into_telling(fixture->third, "k", memory, LEN + 100, LEN, &told);
-    check_told_in_parts(&told, LEN);
-    get_into_telling(fixture->b, "k", memory, LEN, LEN, &told);
-    check_told_in_parts(&told, LEN);
+    WAIT_UNTIL(puts_in_parts(fixture->third, LEN, &at_a, LEN));
+    WAIT_UNTIL(gets_in_parts(fixture->third));
+    WAIT_UNTIL(gets_into_in_parts(fixture->third, memory, LEN + 100));
+    WAIT_UNTIL(gets_into_in_parts(fixture->b, memory, LEN));
     get_telling(fixture->a, "k", LEN, &told); /* copied from a's own tier */
     check_all_told(&told, LEN);
     free(memory);
@@ -156,24 +182,23 @@ static void test_copies_count(void **state)
 {
     const struct shoal_kv_put_options both = {.struct_size = sizeof both, .replicas = 2};
     struct fixture *fixture = *state;
-    struct told told;
 
-    put_telling(fixture->third, "k", 10 * MIB, &both, &told);
-    check_told_in_parts(&told, 20 * MIB);
+    WAIT_UNTIL(puts_in_parts(fixture->third, 10 * MIB, &both, 20 * MIB));
     check_value(fixture->a, "k", 10 * MIB, 1);
     check_value(fixture->b, "k", 10 * MIB, 1);
 }
 
-/* A local service may be done before it hears of the end. */
+/* The first part that is told cancels the call. Nothing is told on a busy machine, see above, and a local service may
+ * be done before it hears of the end. */
 static bool was_canceled(struct told *told, enum shoal_status status)
 {
     told->has_returned = true;
-    assert_true(told->parts >= 1);
-    if (is_thin && status == SHOAL_OK) {
+    if (status == SHOAL_OK && (is_thin || !told->parts)) {
         assert_int_equal(told->last.done_bytes, LEN);
         return false;
     }
     assert_int_equal(status, SHOAL_CANCELED);
+    assert_true(told->parts >= 1);
     assert_true(told->last.done_bytes < LEN);
     return true;
 }
@@ -183,31 +208,51 @@ static bool is_there(enum shoal_status status)
     return status == SHOAL_OK || status == SHOAL_EXISTS;
 }
 
+static bool cancels_put(struct shoal_kv *kv, const void *data, const struct shoal_kv_put_options *options)
+{
+    struct told told;
+    struct shoal_call call = telling(&told);
+    bool is_canceled;
+
+    assert_int_equal(shoal_cancel_create(&told.cancels), SHOAL_OK);
+    call.cancel = told.cancels;
+    is_canceled = was_canceled(&told, shoal_kv_put(kv, "k", data, LEN, options, &call, NULL));
+    if (is_canceled)
+        check_absent(kv, "k");
+    else
+        EXPECT(OK, shoal_kv_remove(kv, "k", &patient, &error));
+    shoal_cancel_destroy(told.cancels);
+    return is_canceled;
+}
+
+static bool cancels_get(struct shoal_kv *kv)
+{
+    struct told told;
+    struct shoal_call call = telling(&told);
+    void *got = NULL;
+    uint64_t len;
+    bool is_canceled;
+
+    assert_int_equal(shoal_cancel_create(&told.cancels), SHOAL_OK);
+    call.cancel = told.cancels;
+    is_canceled = was_canceled(&told, shoal_kv_get(kv, "k", &call, &got, &len, NULL));
+    if (is_canceled)
+        assert_null(got);
+    free(got);
+    shoal_cancel_destroy(told.cancels);
+    return is_canceled;
+}
+
 static void test_canceled_in_the_middle(void **state)
 {
     struct fixture *fixture = *state;
     const struct shoal_kv_put_options at_a = {.struct_size = sizeof at_a, .prefer = shoal_kv_address(fixture->a)};
-    void *data = content(LEN, 1), *got = NULL;
-    struct shoal_call call;
-    struct told told;
-    uint64_t len;
+    void *data = content(LEN, 1);
 
-    call = telling(&told);
-    assert_int_equal(shoal_cancel_create(&told.cancels), SHOAL_OK);
-    call.cancel = told.cancels;
-    if (was_canceled(&told, shoal_kv_put(fixture->third, "k", data, LEN, &at_a, &call, NULL)))
-        check_absent(fixture->third, "k");
-    shoal_cancel_destroy(told.cancels);
+    WAIT_UNTIL(cancels_put(fixture->third, data, &at_a));
     /* The space is given back when its lease ends. */
     WAIT_UNTIL(is_there(shoal_kv_put(fixture->third, "k", data, LEN, &at_a, &patient, NULL)));
-
-    call = telling(&told);
-    assert_int_equal(shoal_cancel_create(&told.cancels), SHOAL_OK);
-    call.cancel = told.cancels;
-    if (was_canceled(&told, shoal_kv_get(fixture->third, "k", &call, &got, &len, NULL)))
-        assert_null(got);
-    free(got);
-    shoal_cancel_destroy(told.cancels);
+    WAIT_UNTIL(cancels_get(fixture->third));
     check_value(fixture->third, "k", LEN, 1);
     free(data);
 }
@@ -276,10 +321,8 @@ static void test_values_on_a_disk(void **state)
         put_telling(fixture->third, "k", LEN, &there, &told);
         check_all_told(&told, LEN);
     }
-    get_telling(fixture->third, "k", LEN, &told);
-    check_told_in_parts(&told, LEN);
-    get_telling(disk, "k", LEN, &told);
-    check_told_in_parts(&told, LEN);
+    WAIT_UNTIL(gets_in_parts(fixture->third));
+    WAIT_UNTIL(gets_in_parts(disk));
     shoal_kv_close(disk);
 }
 
