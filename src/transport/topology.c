@@ -260,7 +260,7 @@ static enum shoal_status read_latencies(struct topology *topology, struct shoal_
 }
 
 /* Everything that hwloc knows; topology->hwloc is configured and not loaded yet. */
-static enum shoal_status load(struct topology *topology, enum shoal_status status_of_failure, struct shoal_error *error)
+static enum shoal_status load(struct topology *topology, struct shoal_error *error)
 {
     /* They would start drivers, or talk to an X server, in this process; libpciaccess (pci) leaks, and the kernel's
      * files tell the same. */
@@ -272,7 +272,7 @@ static enum shoal_status load(struct topology *topology, enum shoal_status statu
         (void)hwloc_topology_set_components(topology->hwloc, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, unwanted[i]);
     if (hwloc_topology_set_io_types_filter(topology->hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) != 0 ||
         hwloc_topology_load(topology->hwloc) != 0)
-        return error_set(error, status_of_failure, errno, "hwloc cannot make a topology of it: %s", strerror(errno));
+        return error_set(error, SHOAL_IO, errno, "hwloc cannot make a topology of it: %s", strerror(errno));
     status = read_nodes(topology, error);
     if (status == SHOAL_OK)
         status = read_latencies(topology, error);
@@ -419,7 +419,7 @@ enum shoal_status topology_discover(const char *sysfs, struct topology **out, st
 
     if (status != SHOAL_OK)
         return status;
-    status = load(topology, SHOAL_IO, error);
+    status = load(topology, error);
     if (status == SHOAL_OK)
         status = ask_kernel(topology, sysfs, error);
     if (status != SHOAL_OK) {
@@ -471,12 +471,15 @@ enum shoal_status topology_load_xml(const char *path, struct topology **out, str
     status = read_xml(path, &text, error);
     if (status == SHOAL_OK) {
         text.data[text.len] = '\0'; /* hwloc counts it */
-        if (hwloc_topology_set_xmlbuffer(topology->hwloc, (const char *)text.data, (int)text.len + 1) != 0)
-            status = error_set(error, SHOAL_INVALID_ARGUMENT, errno,
+        if (hwloc_topology_set_xmlbuffer(topology->hwloc, (const char *)text.data, (int)text.len + 1) == 0)
+            status = load(topology, error);
+        else
+            status = SHOAL_IO;
+        /* Which of the two fails depends on the parser: hwloc's own or its plugin for libxml2. */
+        if (status == SHOAL_IO)
+            status = error_set(error, SHOAL_INVALID_ARGUMENT, EINVAL,
                                "it is not the XML of hwloc (lstopo --whole-io FILE.xml makes it)");
     }
-    if (status == SHOAL_OK)
-        status = load(topology, SHOAL_INVALID_ARGUMENT, error);
     buf_release(&text);
     if (status != SHOAL_OK) {
         topology_destroy(topology);
