@@ -77,6 +77,12 @@ enum shoal_status app_open_kv(struct app *app, struct shoal_error *error);
 /* "the mooncake_client at HOST:PORT" or "the master at ..."; static. */
 const char *app_kv_peer(const struct app *app);
 
+/* --- cmd_kv_ls.c --- */
+
+/* How many clients have key, as the master knows it; 0: none. */
+enum shoal_status app_count_copies(const struct app *app, const char *key, unsigned *copies_out,
+                                   struct shoal_error *error);
+
 /* --- commands --- */
 
 extern const struct command command_seed, command_get, command_ls, command_stat, command_doctor, command_topo,

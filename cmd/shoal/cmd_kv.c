@@ -221,6 +221,25 @@ static enum shoal_status read_value(const char *path, struct bar *bar, void **da
     return status;
 }
 
+/* Of one that was asked for there is one; else the master tells. */
+static void report_put(const struct app *app, const char *key, size_t len)
+{
+    unsigned wanted = (unsigned)app->settings.replicas, copies = 1;
+    char size[UNITS_TEXT_BYTES];
+    struct shoal_error error;
+    if (wanted > 1 && app_count_copies(app, key, &copies, &error) != SHOAL_OK) {
+        report_warning(app, "how many copies there are is not known: %s", error.message);
+        copies = 1;
+    } else if (copies < wanted) {
+        report_warning(app, "%u of %u copies: no other client has room", copies, wanted);
+    }
+    if (app->settings.is_json)
+        json_print(json_pack("{s:s, s:o, s:I, s:i}", "event", "result", "key", json_text(key), "bytes", (json_int_t)len,
+                             "replicas", (int)copies));
+    else
+        report_note(app, "\"%s\" is there: %s", key, units_format_size(len, size));
+}
+
 static int run_put(struct app *app, int count, char **arguments)
 {
     const char *key = arguments[0], *path = arguments[1];
@@ -249,11 +268,8 @@ static int run_put(struct app *app, int count, char **arguments)
         bar_end(&bar);
         if (status != SHOAL_OK)
             code = report_failure(app, &error, "cannot put \"%s\" (%s)", key, units_format_size(len, size));
-        else if (app->settings.is_json)
-            json_print(
-                json_pack("{s:s, s:o, s:I}", "event", "result", "key", json_text(key), "bytes", (json_int_t)len));
         else
-            report_note(app, "\"%s\" is there: %s", key, units_format_size(len, size));
+            report_put(app, key, len);
     }
     free(data);
     return code;
@@ -261,7 +277,7 @@ static int run_put(struct app *app, int count, char **arguments)
 
 static const struct option_spec put_options[] = {
     {OPTION_UINT, 'r', "replicas", "N", NULL, offsetof(struct settings, replicas), .min = 1, .max = 16,
-     .help = "Copies at different clients; fewer if fewer clients have room. Default: 1."},
+     .help = "Copies at different clients; fewer, with a warning, if fewer clients have room. Default: 1."},
     {OPTION_TEXT, 0, "prefer", "HOST:PORT", NULL, offsetof(struct settings, prefer),
      .help = "The client (its --host and --client_rpc_port) that shall own it, if it has room. Default: one that has "
              "room is chosen."},

@@ -172,18 +172,26 @@ static int keep_replicas(void *arg, const struct shoal_kv_entry *entry)
     return 1;
 }
 
+enum shoal_status app_count_copies(const struct app *app, const char *key, unsigned *copies_out,
+                                   struct shoal_error *error)
+{
+    char pattern[2 * SHOAL_KV_KEY_MAX_BYTES + 1];
+    struct shoal_call call = app_call(app);
+    *copies_out = 0;
+    escape_pattern(key, pattern); /* whoever asks has used the key: it is not too long */
+    return shoal_kv_list(app->kv, pattern, &call, keep_replicas, copies_out, error);
+}
+
 static int stat_key(struct app *app, const char *key)
 {
-    char pattern[2 * SHOAL_KV_KEY_MAX_BYTES + 1], size[UNITS_TEXT_BYTES];
-    unsigned replicas = 0;
+    char size[UNITS_TEXT_BYTES];
+    unsigned replicas;
     uint64_t len;
     struct shoal_error error;
     struct shoal_call call = app_call(app);
     if (shoal_kv_size(app->kv, key, &call, &len, &error) != SHOAL_OK)
         return report_failure(app, &error, "\"%s\"", key);
-    escape_pattern(key, pattern); /* the call has checked how long it is */
-    call = app_call(app);
-    if (shoal_kv_list(app->kv, pattern, &call, keep_replicas, &replicas, &error) != SHOAL_OK)
+    if (app_count_copies(app, key, &replicas, &error) != SHOAL_OK)
         return report_failure(app, &error, "cannot ask for the copies of \"%s\"", key);
     if (app->settings.is_json) {
         json_print(

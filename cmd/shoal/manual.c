@@ -160,7 +160,8 @@ static void print_markdown(void)
         "`text`, `advice` (or null) and what was measured.\n\n"
         "`kv ls` prints one array of `key`, `bytes` and `replicas`, `kv stat` one object; `kv put`, `kv get` and `kv "
         "rm` end "
-        "with a `result`, `kv bench` prints one for each `op`. The `progress` events of `kv put` have the `step` "
+        "with a `result` (that of `kv put` has `replicas`: the copies that there are), `kv bench` prints one for each "
+        "`op`. The `progress` events of `kv put` have the `step` "
         "`reading` (the file; not of a pipe) and then `putting` (with `--replicas` of all copies), those of `kv get` "
         "`getting` and then `writing`; each step ends with one whose `done_bytes` are the `total_bytes`. Values of "
         "less than 16 MiB have none.\n",

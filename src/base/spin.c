@@ -6,7 +6,9 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 
+#define LOG_MODULE "spin"
 #define PRICE_MIN 4          /* short waits in a row before looking pays */
 #define PRICE_MAX 4096       /* on a machine whose CPUs are busy with other things */
 #define CREDIT_MAX 8192      /* more than the highest price */
@@ -26,8 +28,10 @@ static void find_limits(void)
 
     if (text && *text) {
         value = strtoul(text, &end, 10);
-        if (*end || value > SPIN_MAX_US || text[0] == '-')
+        if (*end || value > SPIN_MAX_US || text[0] == '-') {
             value = SPIN_DEFAULT_US;
+            LOG_WARN("SHOAL_SPIN_US is '%.60s': want microseconds, 0 to %d; %lu are taken", text, SPIN_MAX_US, value);
+        }
     }
     if (sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) > 1) {
         spinners_max = (unsigned)CPU_COUNT(&cpus) - 1;

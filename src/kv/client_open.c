@@ -249,7 +249,7 @@ enum shoal_status kv_open_direct(struct shoal_kv *kv, const struct shoal_kv_conf
         return status;
     status = open_parts(kv, config, &tiers, call, error);
     if (!status)
-        LOG_INFO("%s: %zu tiers, master %s", kv->address, tiers.count, kv->master);
+        LOG_INFO("%s: %zu tier%s, master %s", kv->address, tiers.count, tiers.count == 1 ? "" : "s", kv->master);
     tier_config_release(&tiers);
     return status;
 }

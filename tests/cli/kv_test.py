@@ -313,9 +313,19 @@ class Values(KvTest):
         self.assertEqual(self.keys(clients[1])["copied"]["replicas"], 2)
         for client in clients:
             self.assertEqual(self.get(client, "copied"), b"v" * 100000)
+        path = self.make("more", b"m" * 1000)
+        out, err = self.kv(clients[0], "put", "more*[", path, "-r", 5, "--json")
+        self.assertEqual(json.loads(out), {"event": "result", "key": "more*[", "bytes": 1000, "replicas": 3})
+        self.assertIn("3 of 5 copies: no other client has room", err)
         self.kv(clients[2], "rm", "copied")
         for client in clients:
             self.fails(3, "copied", "kv", "get", "--client", client.local, "copied", "-")
+
+    def test_a_malformed_time_to_look(self):
+        client = self.start_client()
+        for text in ("abc", "-1", "1001", "5us"):
+            _, err = self.kv(client, "stat", env={"SHOAL_SPIN_US": text})
+            self.assertIn(f"SHOAL_SPIN_US is '{text}': want microseconds, 0 to 1000; 200 are taken", err)
 
 
 class Storage(KvTest):
@@ -634,7 +644,7 @@ class Usage(KvTest):
                     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
                     self.assertEqual(result.returncode, code, result.stderr)
                     self.assertIn(text, result.stderr)
-                    self.assertNotIn("tiers", result.stderr)
+                    self.assertNotIn("tier", result.stderr)
 
     def test_wrong_tiers(self):
         closed = self.dir / "file"
