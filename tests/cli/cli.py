@@ -165,4 +165,5 @@ def tree_of(directory):
 
 
 def main():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the programs are to end by it, under nohup, too
     unittest.main(argv=[sys.argv[0], "-v", *sys.argv[1:]])
