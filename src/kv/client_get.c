@@ -13,6 +13,7 @@
 #define COPY_BYTES (8u << 20) /* of an own value, between two looks at the deadline */
 #define TRIES_MAX (2 * ROUTE_REPLICAS_MAX)
 #define SLOW_BYTES_PER_MS 10000 /* 10 MB/s: what an owner is expected to reach at least */
+#define PING_FROM_MS 1000       /* for less an owner need not show that it is there */
 
 /* One item on its way. */
 struct fetch {
@@ -261,23 +262,38 @@ static void ask_self(struct fetches *fetches, struct fetch *fetch)
 }
 
 /* An owner that hangs must not use up the time of those that would answer; one that is moving a large value must not
- * be left for another one that would begin anew. */
-static struct call call_of(struct fetches *fetches, const struct kv_slot *slots, size_t count)
+ * be left for another one that would begin anew. Before it gets that much time it shows that it is there. */
+static enum shoal_status bound(struct fetches *fetches, const struct kv_slot *slots, size_t count,
+                               const struct peer_address *address, struct call *call, struct shoal_error *error)
 {
-    struct call call = *fetches->set->call;
     const struct session_replica *owner;
-    int64_t left_ms = deadline_left_ms(call.deadline_ms);
+    int64_t left_ms = deadline_left_ms(call->deadline_ms), moving_ms = 0;
     int64_t share_ms = left_ms > 2 * KV_CALL_TIMEOUT_MS ? KV_CALL_TIMEOUT_MS : left_ms / 2 + 1;
+    enum shoal_status status = SHOAL_OK;
 
     for (size_t i = 0; i < count; i++) {
         struct fetch *fetch = &fetches->items[slots[i].index];
 
         if (choose(fetch, 0, &owner) < 2)
-            return call;
+            return SHOAL_OK;
         /* At most 2^64 bytes in each of a group's items: the sum does not overflow. */
-        share_ms += (int64_t)(fetch->route.len_bytes / SLOW_BYTES_PER_MS);
+        moving_ms += (int64_t)(fetch->route.len_bytes / SLOW_BYTES_PER_MS);
     }
-    return call_with_timeout(&call, share_ms);
+    if (moving_ms >= PING_FROM_MS) {
+        struct call ping = call_with_timeout(call, share_ms / 2);
+
+        status = peer_ping(fetches->set->kv->peers, address, &ping, error);
+    }
+    *call = call_with_timeout(call, share_ms + moving_ms);
+    return status;
+}
+
+/* What one owner is asked for ends otherwise than by its answer. */
+static void fail_all(struct fetches *fetches, const struct kv_slot *slots, size_t count, enum shoal_status status,
+                     const struct shoal_error *error)
+{
+    for (size_t i = 0; i < count; i++)
+        failed(fetches, &fetches->items[slots[i].index], status, error);
 }
 
 static void ask_owner(void *arg, const struct session_replica *owner, const struct kv_slot *slots, size_t count)
@@ -285,21 +301,24 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
     struct fetches *fetches = arg;
     struct kv_set *set = fetches->set;
     struct peer_address address = kv_peer_of(owner);
-    struct call call = call_of(fetches, slots, count);
-    struct peer_read one = {.key = NULL}, *reads = count > 1 ? calloc(count, sizeof *reads) : &one;
+    struct call call = *set->call;
+    struct peer_read one = {.key = NULL}, *reads = &one;
     static char nothing;      /* memory for values of 0 bytes */
     struct shoal_error error; /* its text is large, and most often there is none */
+    enum shoal_status status;
 
     error.status = SHOAL_OK;
-    if (owner->instance == set->kv->instance || !reads) {
-        error_no_memory(&error);
-        for (size_t i = 0; i < count; i++) {
-            if (reads)
-                ask_self(fetches, &fetches->items[slots[i].index]);
-            else
-                end(fetches, &fetches->items[slots[i].index], SHOAL_NO_MEMORY, &error);
-        }
-        goto done;
+    if (owner->instance == set->kv->instance) {
+        for (size_t i = 0; i < count; i++)
+            ask_self(fetches, &fetches->items[slots[i].index]);
+        return;
+    }
+    status = bound(fetches, slots, count, &address, &call, &error);
+    if (status == SHOAL_OK && count > 1 && !(reads = calloc(count, sizeof *reads)))
+        status = error_no_memory(&error);
+    if (status) {
+        fail_all(fetches, slots, count, status, &error);
+        return;
     }
     for (size_t i = 0; i < count; i++) {
         struct shoal_kv_item *item = &set->items[fetches->items[slots[i].index].index];
@@ -316,8 +335,6 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
         (void)peer_read_batch(set->kv->peers, &address, reads, count, &call, &error);
     for (size_t i = 0; i < count; i++)
         take_result(fetches, &fetches->items[slots[i].index], &reads[i], &error);
-
-done:
     if (reads != &one)
         free(reads);
 }

@@ -124,6 +124,21 @@ enum shoal_status peer_check_key(const char *key, struct shoal_error *error)
     return SHOAL_OK;
 }
 
+/* A query of no keys. */
+enum shoal_status peer_ping(struct peers *peers, const struct peer_address *owner, const struct call *call,
+                            struct shoal_error *error)
+{
+    Shoal__Wire__KvQueryRequest request = SHOAL__WIRE__KV_QUERY_REQUEST__INIT;
+    struct peer_question question = {.method = KV_METHOD_QUERY, .message = &request.base};
+    enum shoal_status status;
+    struct buf body;
+
+    buf_init(&body, RPC_RESPONSE_MAX_BYTES);
+    status = peer_ask(peers, owner, &question, call, &body, error);
+    buf_release(&body);
+    return status;
+}
+
 /* --- deletion --- */
 
 static enum shoal_status delete_some(struct peers *peers, const struct peer_address *owner,

@@ -84,6 +84,10 @@ enum shoal_status peer_delete(struct peers *peers, const struct peer_address *ow
                               const uint64_t *object_ids, size_t count, const struct call *call,
                               enum shoal_status *statuses_out, struct shoal_error *error);
 
+/* Does it answer at all? UNREACHABLE, TIMED_OUT, NO_MEMORY. */
+enum shoal_status peer_ping(struct peers *peers, const struct peer_address *owner, const struct call *call,
+                            struct shoal_error *error);
+
 /* --- caller-driven transfers --- */
 
 struct peer_lease {

@@ -18,6 +18,29 @@ static struct {
 static size_t call_count;
 static enum shoal_status answers[CALLS_MAX];
 
+static struct {
+    int64_t deadline_ms;
+    uint64_t instance;
+} pings[CALLS_MAX];
+static size_t ping_count;
+static enum shoal_status ping_answers[CALLS_MAX];
+
+enum shoal_status __wrap_peer_ping(struct peers *peers, const struct peer_address *owner, const struct call *call,
+                                   struct shoal_error *error);
+
+enum shoal_status __wrap_peer_ping(struct peers *peers, const struct peer_address *owner, const struct call *call,
+                                   struct shoal_error *error)
+{
+    enum shoal_status status;
+
+    (void)peers;
+    assert_true(ping_count < CALLS_MAX);
+    status = ping_answers[ping_count];
+    pings[ping_count].deadline_ms = call->deadline_ms;
+    pings[ping_count++].instance = owner->instance;
+    return status ? error_set(error, status, 0, "as the test wants") : SHOAL_OK;
+}
+
 enum shoal_status __wrap_peer_read_shared(struct peers *peers, const struct peer_address *owner, struct peer_read *read,
                                           const struct call *call, struct shoal_error *error);
 enum shoal_status __wrap_peer_read_batch(struct peers *peers, const struct peer_address *owner, struct peer_read *reads,
@@ -60,7 +83,8 @@ static void world_init(struct world *world, int64_t timeout_ms)
                             .call = {.deadline_ms = deadline_after_ms(timeout_ms)}};
     assert_non_null(world->kv.routes);
     memset(answers, 0, sizeof answers);
-    call_count = 0;
+    memset(ping_answers, 0, sizeof ping_answers);
+    call_count = ping_count = 0;
 }
 
 static void world_release(struct world *world)
@@ -109,6 +133,7 @@ static void a_small_value_gets_a_fixed_time(void **state)
     know(&world, "a", 9999, 2, false);
     get(&world, 1);
     assert_int_equal(call_count, 1);
+    assert_int_equal(ping_count, 0);
     expect_share(&world, 0, PATIENCE_MS);
     world_release(&world);
 }
@@ -123,6 +148,8 @@ static void a_large_value_gets_time_to_be_moved(void **state)
     know(&world, "a", 4000 * MB, 2, false);
     get(&world, 1);
     assert_int_equal(call_count, 1);
+    assert_int_equal(ping_count, 1);
+    assert_int_equal(pings[0].instance, calls[0].instance);
     expect_share(&world, 0, PATIENCE_MS + 400000);
     world_release(&world);
 }
@@ -170,14 +197,35 @@ static void the_last_owner_gets_all_that_is_left(void **state)
     world_release(&world);
 }
 
+/* Though there would be time to move it; both values are asked of the other owner. */
+static void an_owner_that_hangs_is_not_asked_for_large_values(void **state)
+{
+    struct world world;
+
+    (void)state;
+    world_init(&world, PATIENCE_MS);
+    know(&world, "a", 1000 * MB, 2, false);
+    know(&world, "b", 1000 * MB, 2, true);
+    ping_answers[0] = SHOAL_TIMED_OUT;
+    get(&world, 2);
+    assert_int_equal(ping_count, 1);
+    assert_in_range(pings[0].deadline_ms, world.before_ms + PATIENCE_MS / 4 - 1, world.after_ms + PATIENCE_MS / 4 + 1);
+    assert_int_equal(call_count, 1);
+    assert_int_equal(calls[0].count, 2);
+    assert_int_not_equal(calls[0].instance, pings[0].instance);
+    assert_int_equal(calls[0].deadline_ms, world.call.deadline_ms);
+    world_release(&world);
+}
+
 static void a_single_owner_gets_everything(void **state)
 {
     struct world world;
 
     (void)state;
     world_init(&world, CALLER_MS);
-    know(&world, "a", 100, 1, false);
+    know(&world, "a", 4000 * MB, 1, false);
     get(&world, 1);
+    assert_int_equal(ping_count, 0);
     assert_int_equal(calls[0].deadline_ms, world.call.deadline_ms);
     world_release(&world);
 }
@@ -190,6 +238,7 @@ int main(void)
         cmocka_unit_test(values_that_travel_together_get_the_time_of_all),
         cmocka_unit_test(no_owner_gets_more_than_the_caller_has),
         cmocka_unit_test(the_last_owner_gets_all_that_is_left),
+        cmocka_unit_test(an_owner_that_hangs_is_not_asked_for_large_values),
         cmocka_unit_test(a_single_owner_gets_everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
