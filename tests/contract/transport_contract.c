@@ -780,7 +780,7 @@ static void test_stopped(void **state)
                   &error); /* now the handshake is not answered */
     assert_int_equal(kill(child.pid, SIGCONT), 0);
     memset(local, 0, SIZE);
-    wait_until(transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error) == SHOAL_OK);
+    wait_until_ok(transfer(own, segment, SHOAL_OP_READ, local, child.memory, 0, SIZE, &error), &error);
     assert_int_equal(content_find_difference(local, SIZE, 1, 0), -1);
     check_paths(own, 2ull * SIZE);
     child_stop(&child);

@@ -79,6 +79,14 @@ bool fixture_has_ucx(void);
             fixture_breathe();                                                                                         \
         }                                                                                                              \
     } while (0)
+#define wait_until_ok(expression, error)                                                                               \
+    do {                                                                                                               \
+        for (int64_t tries_ = 0; (expression) != SHOAL_OK; tries_++) {                                                 \
+            if (tries_ > PATIENCE_MS)                                                                                  \
+                fail_msg("waited in vain for: %s: %s", #expression, (error)->message);                                 \
+            fixture_breathe();                                                                                         \
+        }                                                                                                              \
+    } while (0)
 void fixture_breathe(void); /* 1 ms */
 
 #endif

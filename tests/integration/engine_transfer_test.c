@@ -226,7 +226,7 @@ static void test_broken_connection(void **state)
     assert_status(SHOAL_UNREACHABLE,
                   transfer(pair.own, pair.segment, SHOAL_OP_WRITE, pair.local, pair.remote, 0, MIB, &error), &error);
     proxy_set_mode(proxy, PROXY_FORWARD);
-    wait_until(transfer(pair.own, pair.segment, SHOAL_OP_READ, pair.local, pair.remote, 0, 1, &error) == SHOAL_OK);
+    wait_until_ok(transfer(pair.own, pair.segment, SHOAL_OP_READ, pair.local, pair.remote, 0, 1, &error), &error);
     batch = start_reads(&pair, 32);
     assert_ok(shoal_batch_wait(batch, PATIENCE_MS, &error), &error);
     assert_int_equal(content_find_difference(pair.local, pair.len, 1, 0), -1);
