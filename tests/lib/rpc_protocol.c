@@ -27,3 +27,23 @@ bool rpc_protocol_is_usable(void)
     ops->stop();
     return true;
 }
+
+struct snapshot {
+    struct rpc *rpc;
+    struct rpc_counters counters;
+};
+
+static void take_snapshot(void *arg)
+{
+    struct snapshot *snapshot = arg;
+
+    rpc_counters(snapshot->rpc, &snapshot->counters);
+}
+
+struct rpc_counters rpc_counters_of(struct rpc *rpc, struct loop *loop)
+{
+    struct snapshot snapshot = {.rpc = rpc};
+
+    loop_call(loop, take_snapshot, &snapshot);
+    return snapshot.counters;
+}

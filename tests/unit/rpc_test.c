@@ -235,24 +235,9 @@ static void answers_come_back(void **state)
     assert_int_equal(unknown.status, SHOAL_UNSUPPORTED);
 }
 
-struct snapshot {
-    struct rpc *rpc;
-    struct rpc_counters counters;
-};
-
-static void take_snapshot(void *arg)
-{
-    struct snapshot *snapshot = arg;
-
-    rpc_counters(snapshot->rpc, &snapshot->counters);
-}
-
 static uint64_t local_connections_of(const struct side *side)
 {
-    struct snapshot snapshot = {.rpc = side->rpc};
-
-    loop_call(side->loop, take_snapshot, &snapshot);
-    return snapshot.counters.local_connections;
+    return rpc_counters_of(side->rpc, side->loop).local_connections;
 }
 
 static void expect_echo(struct fixture *fixture)

@@ -93,24 +93,9 @@ static void side_release(struct side *side)
     free(side->large);
 }
 
-struct snapshot {
-    struct rpc *rpc;
-    struct rpc_counters counters;
-};
-
-static void take_snapshot(void *arg)
-{
-    struct snapshot *snapshot = arg;
-
-    rpc_counters(snapshot->rpc, &snapshot->counters);
-}
-
 static struct rpc_counters counters_of(const struct side *side)
 {
-    struct snapshot snapshot = {.rpc = side->rpc};
-
-    loop_call(side->loop, take_snapshot, &snapshot);
-    return snapshot.counters;
+    return rpc_counters_of(side->rpc, side->loop);
 }
 
 static struct rpc_channels *new_channels(void)
