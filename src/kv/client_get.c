@@ -302,7 +302,7 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
     struct kv_set *set = fetches->set;
     struct peer_address address = kv_peer_of(owner);
     struct call call = *set->call;
-    struct peer_read one = {.key = NULL}, *reads = &one;
+    struct peer_read one = {.key = NULL}, *many = NULL, *reads = &one;
     static char nothing;      /* memory for values of 0 bytes */
     struct shoal_error error; /* its text is large, and most often there is none */
     enum shoal_status status;
@@ -314,8 +314,11 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
         return;
     }
     status = bound(fetches, slots, count, &address, &call, &error);
-    if (status == SHOAL_OK && count > 1 && !(reads = calloc(count, sizeof *reads)))
-        status = error_no_memory(&error);
+    if (status == SHOAL_OK && count > 1) {
+        reads = many = calloc(count, sizeof *many);
+        if (!many)
+            status = error_no_memory(&error);
+    }
     if (status) {
         fail_all(fetches, slots, count, status, &error);
         return;
@@ -335,8 +338,7 @@ static void ask_owner(void *arg, const struct session_replica *owner, const stru
         (void)peer_read_batch(set->kv->peers, &address, reads, count, &call, &error);
     for (size_t i = 0; i < count; i++)
         take_result(fetches, &fetches->items[slots[i].index], &reads[i], &error);
-    if (reads != &one)
-        free(reads);
+    free(many);
 }
 
 static bool is_pending(const struct fetches *fetches, const struct fetch *fetch)

@@ -474,6 +474,17 @@ static void *remove_place(void *arg)
     return NULL;
 }
 
+/* Whether place_close has begun: no new use of the memory is possible. */
+static bool is_going(const struct place *place)
+{
+    uint64_t key;
+
+    if (engine_window_open(place->engine, place->memory, 1, SHOAL_ACCESS_REMOTE_READ, &key, NULL) != SHOAL_OK)
+        return true;
+    engine_window_close(place->engine, key);
+    return false;
+}
+
 /* When unregister returns the memory may be freed: it waits for the copies, on the requesting and the serving side. */
 static void test_unregister(void **state)
 {
@@ -497,6 +508,7 @@ static void test_unregister(void **state)
             assert_int_equal(pthread_create(&thread, NULL, remove_place, &remover), 0);
             if (sides & 1) /* the connection is dropped, but the copies go on */
                 assert_true(shoal_batch_wait(batch, PATIENCE_MS, &error) != SHOAL_OK);
+            wait_until(is_going(remover.place));
             assert_false(__atomic_load_n(&remover.is_done, __ATOMIC_ACQUIRE));
             cuda_test_stub()->hold(direction, false);
             assert_int_equal(pthread_join(thread, NULL), 0);
